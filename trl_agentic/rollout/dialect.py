@@ -1,0 +1,56 @@
+"""How tool calls are written and how tool results are rendered: the protocol. Implementations stand beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..types import Segment, ToolCall, ToolResult
+
+
+@dataclass(frozen=True)
+class Turn:
+    """
+    What the model said in one turn (everything it sampled between two tool results).
+
+    Args:
+        message (`dict`):
+            The turn as a chat message: `role`, `content`, and `tool_calls` in TRL's format if there are calls.
+        calls (`tuple[ToolCall, ...]`):
+            The calls in the order in which they were written, broken ones included (their `problem` is set). Empty for
+            a final message.
+    """
+
+    message: dict[str, Any]
+    calls: tuple[ToolCall, ...]
+
+
+class Dialect(Protocol):
+    """How calls are written and results rendered."""
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end a segment."""
+        ...
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a segment."""
+        ...
+
+    def encode_prompt(self, prompt: str | list[dict[str, Any]]) -> list[int]:
+        """Tokens of a prompt, tool descriptions and generation prompt included."""
+        ...
+
+    def parse(self, token_ids: Sequence[int]) -> Turn:
+        """Read the tokens of one turn."""
+        ...
+
+    def render(self, turn_ids: Sequence[int], results: Sequence[ToolResult]) -> list[int]:
+        """Tokens that follow the turn `turn_ids`: all its results, and whatever opens the model's next turn."""
+        ...
+
+    def messages(self, segments: Sequence[Segment]) -> list[dict[str, Any]]:
+        """The completion as chat messages: assistant turns, and one `tool` message per result."""
+        ...

@@ -1,0 +1,318 @@
+"""
+What a rollout is made of: segments of tokens, trajectories, and the tree that the trajectories of one prompt form.
+
+Standard library only. Every object is frozen, and what has to stay aligned (token ids, log-probs, entropies) is checked
+where it is born, so it cannot drift apart later. Facts are stored here; whatever follows from them is a property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Status(str, Enum):
+    """Why a trajectory ended."""
+
+    FINISHED = "finished"  # the model ended its last message itself
+    TRUNCATED = "truncated"  # the token budget or the model's context ran out
+    TOOL_BUDGET = "tool_budget"  # it asked for another tool call after the last one it was allowed
+    INVALID_CALLS = "invalid_calls"  # too many broken calls in a row
+    DEADLINE = "deadline"  # the rollout phase ran out of time
+    ERROR = "error"  # the engine gave up on the request
+
+
+class CallStatus(str, Enum):
+    """What became of a tool call."""
+
+    OK = "ok"
+    ERROR = "error"  # the tool raised
+    TIMEOUT = "timeout"  # the tool did not answer before its deadline
+    UNKNOWN_TOOL = "unknown_tool"  # no tool of that name
+    INVALID_ARGUMENTS = "invalid_arguments"  # missing, surplus or mistyped arguments
+    MALFORMED = "malformed"  # the call could not be parsed at all
+    BUDGET = "budget"  # the trajectory had no calls left
+
+    @property
+    def is_invalid(self) -> bool:
+        """Whether the model wrote a call that could not be run at all."""
+        return self in (CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS, CallStatus.MALFORMED)
+
+
+class Kind(str, Enum):
+    """Where a trajectory was started."""
+
+    INITIAL = "initial"  # at the prompt, before any branch
+    BRANCH = "branch"  # in the middle of its parent
+    FILL = "fill"  # at the prompt, after every other path had ended
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """
+    A tool call as the model wrote it.
+
+    Args:
+        name (`str`):
+            Name of the tool.
+        arguments (`Mapping[str, Any]`):
+            Keyword arguments.
+        problem (`str`, *optional*):
+            Why the call could not be parsed, as a sentence that the model gets to read. `None` for a well-formed call.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """
+    What a tool call came to: always a text, whatever happened.
+
+    Args:
+        call ([`ToolCall`]):
+            The call that is answered.
+        content (`str`):
+            The text that the model gets to see.
+        status ([`CallStatus`], *optional*, defaults to `CallStatus.OK`):
+            What became of the call.
+        latency_s (`float`, *optional*, defaults to `0.0`):
+            Seconds between the start of the call and its result.
+        cached (`bool`, *optional*, defaults to `False`):
+            Whether the result came from a cache.
+    """
+
+    call: ToolCall
+    content: str
+    status: CallStatus = CallStatus.OK
+    latency_s: float = 0.0
+    cached: bool = False
+
+
+@dataclass(frozen=True)
+class Segment:
+    """
+    A run of completion tokens by one author: the model (`sampled=True`) or the environment.
+
+    Args:
+        token_ids (`tuple[int, ...]`):
+            The tokens, exactly as the engine sampled them or the dialect rendered them.
+        sampled (`bool`):
+            Whether the policy sampled these tokens. Only sampled tokens are trained and counted in statistics.
+        logprobs (`tuple[float, ...]`, *optional*):
+            Log-probability of each token under the policy that sampled it. Required for, and only for, sampled segments.
+        entropies (`tuple[float, ...]`, *optional*):
+            Entropy of the distribution each token was sampled from, in nats; only for sampled segments.
+        results (`tuple[ToolResult, ...]`, *optional*, defaults to `()`):
+            The tool results that the tokens render; only for segments that were not sampled.
+
+    Raises:
+        ValueError: If lengths differ, or a field does not belong to this kind of segment.
+    """
+
+    token_ids: tuple[int, ...]
+    sampled: bool
+    logprobs: tuple[float, ...] | None = None
+    entropies: tuple[float, ...] | None = None
+    results: tuple[ToolResult, ...] = ()
+
+    def __post_init__(self):
+        for name, values in (("logprobs", self.logprobs), ("entropies", self.entropies)):
+            if values is None:
+                continue
+            if not self.sampled:
+                raise ValueError(f"A segment that was not sampled has no {name}; got {len(values)} values.")
+            if len(values) != len(self.token_ids):
+                raise ValueError(f"A segment of {len(self.token_ids)} tokens needs as many {name}, got {len(values)}.")
+        if self.sampled and self.logprobs is None:
+            raise ValueError("A sampled segment needs the log-probs of its tokens.")
+        if self.sampled and self.results:
+            raise ValueError("Tool results belong to a segment that was not sampled.")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def head(self, num_tokens: int) -> Segment:
+        """The first `num_tokens` tokens as a segment of their own (tool results stay with a whole segment only)."""
+        if num_tokens == len(self):
+            return self
+        return Segment(
+            token_ids=self.token_ids[:num_tokens],
+            sampled=self.sampled,
+            logprobs=None if self.logprobs is None else self.logprobs[:num_tokens],
+            entropies=None if self.entropies is None else self.entropies[:num_tokens],
+        )
+
+
+def cut(segments: tuple[Segment, ...], num_tokens: int) -> tuple[Segment, ...]:
+    """The segments that hold the first `num_tokens` tokens, the last one shortened where the cut falls inside it."""
+    kept: list[Segment] = []
+    for segment in segments:
+        if num_tokens <= 0:
+            break
+        kept.append(segment.head(min(num_tokens, len(segment))))
+        num_tokens -= len(segment)
+    if num_tokens > 0:
+        raise ValueError(f"The cut lies {num_tokens} tokens behind the end of the trajectory.")
+    return tuple(kept)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """
+    One path from the prompt to an end.
+
+    Args:
+        segments (`tuple[Segment, ...]`):
+            The whole completion, the part shared with the parent included.
+        status ([`Status`]):
+            Why it ended.
+        kind ([`Kind`], *optional*, defaults to `Kind.INITIAL`):
+            Where it was started.
+        parent (`int`, *optional*):
+            Position of the parent in the tree; `None` if it started at the prompt.
+        fork (`int`, *optional*, defaults to `0`):
+            Leading completion tokens shared with the parent.
+    """
+
+    segments: tuple[Segment, ...]
+    status: Status
+    kind: Kind = Kind.INITIAL
+    parent: int | None = None
+    fork: int = 0
+
+    def __len__(self) -> int:
+        return sum(len(segment) for segment in self.segments)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All completion tokens, of length `T`."""
+        return [token for segment in self.segments for token in segment.token_ids]
+
+    @property
+    def sampled_mask(self) -> list[int]:
+        """1 for tokens that the policy sampled, 0 for the environment's, of length `T`."""
+        return [int(segment.sampled) for segment in self.segments for _ in segment.token_ids]
+
+    @property
+    def logprobs(self) -> list[float | None]:
+        """Log-probability of each sampled token, `None` elsewhere, of length `T`."""
+        return [
+            value for segment in self.segments for value in (segment.logprobs or (None,) * len(segment.token_ids))
+        ]
+
+    @property
+    def entropies(self) -> list[float | None]:
+        """Entropy of each sampled token in nats, `None` where there is none, of length `T`."""
+        return [
+            value for segment in self.segments for value in (segment.entropies or (None,) * len(segment.token_ids))
+        ]
+
+    @property
+    def results(self) -> list[ToolResult]:
+        """Every tool result of the path, in order, the inherited ones included."""
+        return [result for segment in self.segments for result in segment.results]
+
+    @property
+    def own_results(self) -> list[ToolResult]:
+        """The tool results that this trajectory did not inherit from its parent."""
+        own: list[ToolResult] = []
+        position = 0
+        for segment in self.segments:
+            if position >= self.fork:
+                own.extend(segment.results)
+            position += len(segment)
+        return own
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """
+    A tool turn that was tested for branching.
+
+    Args:
+        trajectory (`int`):
+            Position in the tree of the trajectory that received the results.
+        position (`int`):
+            Completion tokens up to and including the results: where children fork.
+        initial_entropy (`float`):
+            Mean entropy at the beginning of the trajectory, in nats.
+        entropy (`float`):
+            Mean entropy right after the results, in nats.
+        change (`float`):
+            Normalised entropy change, in [-1, 1].
+        score (`float`):
+            `alpha + weight * change`, not clipped.
+        wanted (`int`):
+            Children that the gate asked for.
+        granted (`int`):
+            Children that the budget allowed.
+    """
+
+    trajectory: int
+    position: int
+    initial_entropy: float
+    entropy: float
+    change: float
+    score: float
+    wanted: int
+    granted: int
+
+
+@dataclass(frozen=True)
+class BranchTree:
+    """
+    All trajectories of one prompt.
+
+    Args:
+        prompt_id (`str`):
+            Unique per tree, even if a question repeats.
+        prompt_ids (`tuple[int, ...]`):
+            Tokens of the prompt.
+        trajectories (`tuple[Trajectory, ...]`):
+            Every parent stands before its children.
+        points (`tuple[BranchPoint, ...]`, *optional*, defaults to `()`):
+            The points that were tested for branching.
+
+    Raises:
+        ValueError: If a child does not follow its parent, or its first `fork` tokens are not its parent's.
+    """
+
+    prompt_id: str
+    prompt_ids: tuple[int, ...]
+    trajectories: tuple[Trajectory, ...]
+    points: tuple[BranchPoint, ...] = ()
+
+    def __post_init__(self):
+        for position, trajectory in enumerate(self.trajectories):
+            if trajectory.parent is None:
+                continue
+            if not 0 <= trajectory.parent < position:
+                raise ValueError(f"Trajectory {position} has parent {trajectory.parent}, which must stand before it.")
+            parent = self.trajectories[trajectory.parent]
+            if trajectory.token_ids[: trajectory.fork] != parent.token_ids[: trajectory.fork]:
+                raise ValueError(
+                    f"The first {trajectory.fork} tokens of trajectory {position} differ from those of its parent "
+                    f"{trajectory.parent}."
+                )
+
+    def shared_lengths(self) -> list[list[int]]:
+        """
+        Leading completion tokens that two trajectories share by descent, of shape `(G, G)`.
+
+        The diagonal holds each trajectory's own length. Two texts that happen to be equal share nothing.
+        """
+        size = len(self.trajectories)
+        shared = [[0] * size for _ in range(size)]
+        for row, trajectory in enumerate(self.trajectories):
+            shared[row][row] = len(trajectory)
+            if trajectory.parent is None:
+                continue
+            for column in range(row):
+                length = min(trajectory.fork, shared[trajectory.parent][column])
+                shared[row][column] = shared[column][row] = length
+        return shared
