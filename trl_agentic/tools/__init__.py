@@ -1,0 +1,21 @@
+"""Tools an agent may call: the runtime that runs them, local search, and sandboxed Python."""
+
+from .python import PythonSandbox, SandboxError, make_python_tool, sandbox_report
+from .runtime import ToolRuntime, result_text, tool_metrics
+from .search import BM25Search, Document, Passage, SearchBackend, make_search_tool
+
+
+__all__ = [
+    "BM25Search",
+    "Document",
+    "Passage",
+    "PythonSandbox",
+    "SandboxError",
+    "SearchBackend",
+    "ToolRuntime",
+    "make_python_tool",
+    "make_search_tool",
+    "result_text",
+    "sandbox_report",
+    "tool_metrics",
+]
