@@ -1,0 +1,281 @@
+"""
+The rollout loop: events in, trees out.
+
+Tokens and tool results arrive when they arrive. A trajectory that reaches a tool call gives its engine slot back, the
+call runs in the tool runtime, and its result re-enters as a new request whose prefix is in the engine's cache. A
+branch starts while its parent goes on decoding.
+
+```text
+engine.poll() ──▶ tokens ──▶ branch test (k-th token after a result) ──▶ children
+                    └──────▶ end of segment ──▶ tool calls ──▶ runtime.poll() ──▶ results ──▶ next segment
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ..tools.runtime import ToolRuntime
+from ..types import BranchPoint, BranchTree, CallStatus, Kind, Segment, Status, ToolCall, ToolResult
+from .dialect import Dialect
+from .engine import Engine, Event, Request, SamplingSettings
+from .path import Growth, Path
+from .policy import BranchPolicy
+
+logger = logging.getLogger(__name__)
+
+BUDGET_NOTE = "No tool calls are left. Give the final answer now."
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """
+    A prompt to be rolled out.
+
+    Args:
+        id (`str`):
+            Unique among all prompts of a run.
+        token_ids (`tuple[int, ...]`):
+            Its tokens, generation prompt included.
+        num_generations (`int`):
+            Trajectories wanted, `M`.
+    """
+
+    id: str
+    token_ids: tuple[int, ...]
+    num_generations: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """
+    What a trajectory may use.
+
+    Args:
+        max_completion_length (`int`):
+            Tokens of the completion, tool results included.
+        max_tool_turns (`int`, *optional*, defaults to `5`):
+            Turns with tool calls. One further turn is answered with a note that none are left.
+        max_invalid_turns (`int`, *optional*, defaults to `3`):
+            Turns in a row whose calls are all broken.
+        timeout_s (`float`, *optional*):
+            Seconds for the whole rollout phase; what is unfinished then ends with [`Status.DEADLINE`].
+    """
+
+    max_completion_length: int
+    max_tool_turns: int = 5
+    max_invalid_turns: int = 3
+    timeout_s: float | None = None
+
+
+class RolloutLoop:
+    """
+    Grows one tree per prompt.
+
+    Args:
+        engine ([`Engine`]):
+            Samples tokens.
+        runtime ([`~trl_agentic.tools.ToolRuntime`]):
+            Runs tool calls.
+        dialect ([`Dialect`]):
+            Reads calls and renders results.
+        policy ([`BranchPolicy`]):
+            Decides where to branch.
+        sampling ([`SamplingSettings`]):
+            How to sample; the dialect's stops are added.
+        limits ([`Limits`]):
+            Budgets.
+        clock (`Callable[[], float]`, *optional*, defaults to `time.monotonic`):
+            Seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        runtime: ToolRuntime,
+        dialect: Dialect,
+        policy: BranchPolicy,
+        sampling: SamplingSettings,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.engine = engine
+        self.runtime = runtime
+        self.dialect = dialect
+        self.policy = policy
+        self.sampling = replace(
+            sampling,
+            stop=(*dialect.stop, *sampling.stop),
+            stop_token_ids=(*dialect.stop_token_ids, *sampling.stop_token_ids),
+        )
+        self.limits = limits
+        self.clock = clock
+        self._paths: dict[str, Path] = {}  # by the id of the request or of the tool turn that they wait for
+
+    def run(self, prompts: Sequence[Prompt]) -> list[BranchTree]:
+        """
+        Roll out every prompt.
+
+        Args:
+            prompts (`Sequence[Prompt]`):
+                The prompts.
+
+        Returns:
+            `list[BranchTree]`: One tree per prompt, in order, with exactly `num_generations` trajectories each.
+        """
+        start = self.clock()
+        growths = [Growth(prompt.id, prompt.token_ids, prompt.num_generations) for prompt in prompts]
+        for growth in growths:
+            for _ in range(self.policy.num_initial(growth.num_generations)):
+                self._sample(growth.plant(Kind.INITIAL))
+        try:
+            while self._fill(growths) or self._paths:
+                if self.limits.timeout_s is not None and self.clock() - start > self.limits.timeout_s:
+                    self._give_up(growths)
+                    break
+                self._advance()
+        finally:
+            self._abandon()
+        return [growth.tree() for growth in growths]
+
+    def _fill(self, growths: list[Growth]) -> bool:
+        """Sample the rest of every tree whose paths have all ended, in one batch; whether there was any."""
+        unfilled = [growth for growth in growths if growth.num_missing and growth.has_ended]
+        for growth in unfilled:
+            for _ in range(growth.num_missing):
+                self._sample(growth.plant(Kind.FILL))
+        return bool(unfilled)
+
+    def _advance(self) -> None:
+        """Handle what the engine and the tools have to say."""
+        tested: list[tuple[Path, BranchPoint]] = []
+        for event in self.engine.poll():
+            path = self._paths.get(event.request_id)
+            if path is not None:
+                self._receive(path, event, tested)
+        wait_s = 0.0 if self.engine.num_unfinished else 0.05
+        for key, results in self.runtime.poll(wait_s):
+            if key in self._paths:
+                self._resume(self._paths.pop(key), results, tested)
+        self._branch(tested)
+
+    def _receive(self, path: Path, event: Event, tested: list[tuple[Path, BranchPoint]]) -> None:
+        """Take the new tokens of one request."""
+        path.extend(event.token_ids, event.logprobs, event.entropies)
+        finished = event.finish_reason is not None
+        if self.policy.window and self.policy.signal == "after_result":
+            self._probe(path, finished, tested)
+        if finished:
+            del self._paths[event.request_id]
+            self._end_segment(path, event)
+
+    def _probe(self, path: Path, finished: bool, tested: list[tuple[Path, BranchPoint]]) -> None:
+        """Measure the beginning of a segment once its window is full or the segment has ended."""
+        entropies = path.segment_entropies
+        if entropies is None or not (finished or len(entropies) >= self.policy.window):
+            return  # greedy sampling has no entropies, and a window that is not full is not measured
+        if path.initial_entropy is None:
+            path.initial_entropy = self.policy.measure(entropies)
+        elif path.untested is not None:
+            position, path.untested = path.untested, None
+            point = self.policy.test(path.index, position, path.initial_entropy, self.policy.measure(entropies))
+            tested.append((path, point))
+
+    def _branch(self, tested: list[tuple[Path, BranchPoint]]) -> None:
+        """Grant children to the points of one poll, the highest score first, as far as each tree's budget goes."""
+        for path, point in sorted(tested, key=lambda item: (-item[1].score, item[1].trajectory)):
+            granted = min(point.wanted, path.growth.num_missing)
+            path.growth.points.append(replace(point, granted=granted))
+            for _ in range(granted):
+                self._sample(path.growth.branch(path, point.position))
+
+    def _end_segment(self, path: Path, event: Event) -> None:
+        """Decide what follows a segment: another one, tool calls, or the end."""
+        if event.finish_reason == "error":
+            return path.end(Status.ERROR)
+        turn_ids = path.turn_ids
+        if event.finish_reason == "length" or not turn_ids:
+            return path.end(Status.TRUNCATED)
+        calls = self.dialect.parse(turn_ids).calls
+        if calls:
+            return self._call(path, calls)
+        if turn_ids[-1] in self.sampling.stop_token_ids:
+            return path.end(Status.FINISHED)
+        return self._sample(path)  # the stop text was no call (a thought, a code fence): the turn goes on
+
+    def _call(self, path: Path, calls: tuple[ToolCall, ...]) -> None:
+        """Run the calls of one turn, unless the budget is used up."""
+        if path.num_tool_turns > self.limits.max_tool_turns:
+            return path.end(Status.TOOL_BUDGET)
+        if path.num_tool_turns == self.limits.max_tool_turns:
+            return self._resume(path, [ToolResult(call, BUDGET_NOTE, CallStatus.BUDGET) for call in calls], None)
+        key = f"{path.id}/calls/{path.num_tool_turns}"
+        self._paths[key] = path
+        return self.runtime.submit(key, calls)
+
+    def _resume(self, path: Path, results: list[ToolResult], tested: list[tuple[Path, BranchPoint]] | None) -> None:
+        """Append the results of one turn and go on sampling; a turn without results to think about is not tested."""
+        turn_ids = path.turn_ids
+        entropies = path.segment_entropies
+        rendered = self.dialect.render(turn_ids, results)
+        room = self._room(path)
+        path.append(Segment(tuple(rendered[:room]), sampled=False, results=tuple(results)))
+        if len(rendered) >= room:
+            return path.end(Status.TRUNCATED)
+        if path.num_invalid_turns > self.limits.max_invalid_turns:
+            return path.end(Status.INVALID_CALLS)
+        if self.policy.window and tested is not None:
+            if self.policy.signal == "after_result":
+                path.untested = len(path)
+            elif entropies is not None:
+                self._test_released(path, entropies, tested)
+        self._sample(path)
+
+    def _test_released(self, path: Path, entropies: Sequence[float], tested: list[tuple[Path, BranchPoint]]) -> None:
+        """Test a branch point by the entropies before its result; the first segment of a path is its own baseline."""
+        current = self.policy.measure(entropies)
+        if path.initial_entropy is None:
+            path.initial_entropy = current
+        tested.append((path, self.policy.test(path.index, len(path), path.initial_entropy, current)))
+
+    def _room(self, path: Path) -> int:
+        """Tokens that still fit the trajectory's budget and the model's context."""
+        length = len(path)
+        context = self.engine.max_model_length - len(path.growth.prompt_ids)
+        return min(self.limits.max_completion_length, context) - length
+
+    def _sample(self, path: Path) -> None:
+        """Ask the engine to go on with a path."""
+        room = self._room(path)
+        if room < 1:
+            return path.end(Status.TRUNCATED)
+        request = Request(
+            id=path.next_request_id(),
+            token_ids=(*path.growth.prompt_ids, *path.token_ids),
+            max_tokens=room,
+            sampling=self.sampling,
+        )
+        self._paths[request.id] = path
+        return self.engine.submit(request)
+
+    def _give_up(self, growths: list[Growth]) -> None:
+        """End everything that is unfinished; trajectories that were never started end empty."""
+        logger.warning(
+            f"The rollout phase ran into its deadline of {self.limits.timeout_s} s; {len(self._paths)} unfinished "
+            "trajectories end with status 'deadline'. Raise `rollout_timeout_s` or lower `tool_timeout_s`."
+        )
+        for growth in growths:
+            while growth.num_missing:
+                growth.plant(Kind.FILL)
+            for path in growth.paths:
+                if path.status is None:
+                    path.end(Status.DEADLINE)
+
+    def _abandon(self) -> None:
+        """Leave nothing behind in the engine, whatever ended the loop."""
+        for key in self._paths:
+            self.engine.abort(key)
+        self._paths.clear()

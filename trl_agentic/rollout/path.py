@@ -1,0 +1,183 @@
+"""What the loop holds while a tree grows: paths that still change, and the growth that turns them into a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..types import BranchPoint, BranchTree, Kind, Segment, Status, Trajectory, cut
+
+
+class Path:
+    """
+    A trajectory in the making: finished segments, and the tokens of the one that is being sampled.
+
+    Args:
+        growth ([`Growth`]):
+            The tree it belongs to.
+        index (`int`):
+            Its position in the tree.
+        kind ([`Kind`]):
+            Where it was started.
+        segments (`Sequence[Segment]`, *optional*, defaults to `()`):
+            What it inherits from its parent.
+        parent (`int`, *optional*):
+            Position of the parent in the tree.
+        initial_entropy (`float`, *optional*):
+            Entropy at the beginning, in nats; a child inherits its parent's.
+    """
+
+    def __init__(
+        self,
+        growth: Growth,
+        index: int,
+        kind: Kind,
+        segments: Sequence[Segment] = (),
+        parent: int | None = None,
+        initial_entropy: float | None = None,
+    ):
+        self.growth = growth
+        self.index = index
+        self.kind = kind
+        self.parent = parent
+        self.initial_entropy = initial_entropy
+        self.untested: int | None = None  # fork position of the tool turn that is under test
+        self.status: Status | None = None
+        self._segments = list(segments)
+        self._open_segment()
+        self.fork = len(self)
+        self._num_requests = 0
+
+    def _open_segment(self) -> None:
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._entropies: list[float] | None = []
+
+    def _close_segment(self) -> None:
+        if self._token_ids:
+            entropies = None if self._entropies is None else tuple(self._entropies)
+            self._segments.append(Segment(tuple(self._token_ids), True, tuple(self._logprobs), entropies))
+        self._open_segment()
+
+    def __len__(self) -> int:
+        return sum(len(segment) for segment in self._segments) + len(self._token_ids)
+
+    @property
+    def id(self) -> str:
+        """Unique among all paths of a run."""
+        return f"{self.growth.prompt_id}/{self.index}"
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All completion tokens so far."""
+        return [token for segment in self._segments for token in segment.token_ids] + self._token_ids
+
+    @property
+    def turn_ids(self) -> list[int]:
+        """What the model has sampled since the last tool results."""
+        turn: list[int] = list(self._token_ids)
+        for segment in reversed(self._segments):
+            if not segment.sampled:
+                break
+            turn = [*segment.token_ids, *turn]
+        return turn
+
+    @property
+    def segment_entropies(self) -> list[float] | None:
+        """Entropies of the segment that is being sampled, in nats; `None` where the engine has none."""
+        return self._entropies or None
+
+    @property
+    def num_tool_turns(self) -> int:
+        """Turns whose calls were answered."""
+        return sum(bool(segment.results) for segment in self._segments)
+
+    @property
+    def num_invalid_turns(self) -> int:
+        """Turns at the end, one after the other, whose calls were all broken."""
+        count = 0
+        for segment in reversed(self._segments):
+            if segment.results and not all(result.status.is_invalid for result in segment.results):
+                break
+            count += bool(segment.results)
+        return count
+
+    def next_request_id(self) -> str:
+        """A fresh request id."""
+        self._num_requests += 1
+        return f"{self.id}/{self._num_requests}"
+
+    def extend(self, token_ids: Sequence[int], logprobs: Sequence[float], entropies: Sequence[float] | None) -> None:
+        """Add sampled tokens."""
+        self._token_ids.extend(token_ids)
+        self._logprobs.extend(logprobs)
+        if entropies is None or self._entropies is None:
+            self._entropies = None
+        else:
+            self._entropies.extend(entropies)
+
+    def append(self, segment: Segment) -> None:
+        """Close the sampled segment and add tool results."""
+        self._close_segment()
+        self._segments.append(segment)
+
+    def end(self, status: Status) -> None:
+        """Nothing follows."""
+        self._close_segment()
+        self.status = status
+
+    def prefix(self, num_tokens: int) -> tuple[Segment, ...]:
+        """The finished segments that hold the first `num_tokens` tokens."""
+        return cut(tuple(self._segments), num_tokens)
+
+    def trajectory(self) -> Trajectory:
+        """The finished trajectory."""
+        assert self.status is not None, f"path {self.id} has not ended"
+        return Trajectory(tuple(self._segments), self.status, self.kind, self.parent, self.fork)
+
+
+class Growth:
+    """
+    A tree in the making.
+
+    Args:
+        prompt_id (`str`):
+            Unique among all prompts of a run.
+        prompt_ids (`tuple[int, ...]`):
+            Tokens of the prompt.
+        num_generations (`int`):
+            Trajectories it will have.
+    """
+
+    def __init__(self, prompt_id: str, prompt_ids: tuple[int, ...], num_generations: int):
+        self.prompt_id = prompt_id
+        self.prompt_ids = prompt_ids
+        self.num_generations = num_generations
+        self.paths: list[Path] = []
+        self.points: list[BranchPoint] = []
+
+    @property
+    def num_missing(self) -> int:
+        """Trajectories that may still be started."""
+        return self.num_generations - len(self.paths)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every path that was started has ended."""
+        return all(path.status is not None for path in self.paths)
+
+    def plant(self, kind: Kind) -> Path:
+        """Start a path at the prompt."""
+        path = Path(self, len(self.paths), kind)
+        self.paths.append(path)
+        return path
+
+    def branch(self, parent: Path, position: int) -> Path:
+        """Start a path that shares the first `position` completion tokens with its parent."""
+        path = Path(self, len(self.paths), Kind.BRANCH, parent.prefix(position), parent.index, parent.initial_entropy)
+        self.paths.append(path)
+        return path
+
+    def tree(self) -> BranchTree:
+        """The finished tree."""
+        trajectories = tuple(path.trajectory() for path in self.paths)
+        return BranchTree(self.prompt_id, self.prompt_ids, trajectories, tuple(self.points))

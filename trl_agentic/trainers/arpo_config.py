@@ -1,0 +1,189 @@
+"""Configuration of [`ARPOTrainer`]."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+CHOICES = {
+    "branch_gate": ("threshold", "stochastic"),
+    "entropy_signal": ("after_result", "released"),
+    "advantage_attribution": ("soft", "hard", "softmax", "winner"),
+    "tool_dialect": ("auto", "tags", "template"),
+}
+
+
+@dataclass
+class ARPOConfig(GRPOConfig):
+    r"""
+    Configuration class for the [`ARPOTrainer`].
+
+    This class includes only the parameters that are specific to ARPO training. For a full list of training arguments,
+    see [`~trl.GRPOConfig`]; the table in `docs/options.md` says which of its options work here and which raise. Note
+    that default values in this class may differ from those in [`~trl.GRPOConfig`]: `num_generations` is 16, `use_vllm`
+    is `True` and `max_tool_calling_iterations` is 5, as in the paper.
+
+    Parameters:
+        > Parameters that control branching
+
+        initial_rollouts (`int`, *optional*, defaults to `8`):
+            Trajectories `N` sampled from each prompt at once; up to `num_generations − N` come from branches. With
+            `initial_rollouts=num_generations` nothing branches, which is GRPO with tools.
+        beam_size (`int`, *optional*, defaults to `2`):
+            A branch point yields up to `beam_size − 1` children.
+        entropy_window (`int`, *optional*, defaults to `20`):
+            Sampled tokens `k` whose mean entropy is compared.
+        branch_probability (`float`, *optional*, defaults to `0.5`):
+            Base probability `α` in `P = α + w·ΔH`.
+        entropy_weight (`float`, *optional*, defaults to `0.2`):
+            Weight `w` of the entropy change. The paper reports its best results at 0.4.
+        branch_threshold (`float`, *optional*, defaults to `0.5`):
+            Threshold `θ` of the gate `"threshold"`.
+        branch_gate (`str`, *optional*, defaults to `"threshold"`):
+            `"threshold"` branches iff `P > θ` (paper); `"stochastic"` draws each child with probability `P` (released
+            code).
+        entropy_signal (`str`, *optional*, defaults to `"after_result"`):
+            `"after_result"` measures the tokens that follow a tool result (paper); `"released"` those before it,
+            summed (released code, for comparison only).
+
+        > Parameters that control credit
+
+        advantage_attribution (`str`, *optional*, defaults to `"soft"`):
+            How advantages reach tokens that trajectories share: `"soft"` and `"hard"` (paper), `"softmax"` and
+            `"winner"` (variants on raw rewards).
+
+        > Parameters that control tools and rollouts
+
+        tool_dialect (`str`, *optional*, defaults to `"auto"`):
+            How calls are written: `"tags"` (`<search>…</search>`, the paper's format), `"template"` (the model's own
+            chat template), or `"auto"`: the template if it supports tools, else tags.
+        max_tool_calling_iterations (`int`, *optional*, defaults to `5`):
+            Turns with tool calls per trajectory.
+        max_invalid_tool_calls (`int`, *optional*, defaults to `3`):
+            Turns in a row that may consist of broken calls only.
+        max_tool_result_tokens (`int`, *optional*, defaults to `1024`):
+            Tokens of one tool result; longer ones keep head and tail.
+        num_tool_workers (`int`, *optional*, defaults to `32`):
+            Tool calls that run at the same time. 0 runs them inline and in order, so that a run repeats exactly.
+        tool_timeout_s (`float`, *optional*, defaults to `30.0`):
+            Seconds for one tool call.
+        rollout_timeout_s (`float`, *optional*):
+            Seconds for one rollout phase. Defaults to three quarters of `ddp_timeout`, since fast ranks wait for slow
+            ones.
+        max_reward_failures (`int`, *optional*, defaults to `10`):
+            Calls of reward functions that may raise (each leaves its rows unscored) before the error is raised.
+        vllm_engine_kwargs (`dict[str, Any]`, *optional*):
+            Further arguments for the colocated `vllm.LLM`, such as `dtype`, `enforce_eager` or `block_size`.
+        save_trajectories (`bool`, *optional*, defaults to `True`):
+            Whether to write every trajectory to `trajectories.parquet` in the output directory.
+    """
+
+    _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["vllm_engine_kwargs"]
+
+    num_generations: int | None = field(
+        default=16, metadata={"help": "Trajectories M per prompt: initial ones, branches and fills together."}
+    )
+    max_completion_length: int | None = field(
+        default=4096, metadata={"help": "Tokens of a completion, tool results included."}
+    )
+    use_vllm: bool = field(default=True, metadata={"help": "Whether to sample with a colocated vLLM engine."})
+    initial_rollouts: int = field(default=8, metadata={"help": "Trajectories N sampled from each prompt at once."})
+    beam_size: int = field(default=2, metadata={"help": "A branch point yields up to beam_size - 1 children."})
+    entropy_window: int = field(default=20, metadata={"help": "Sampled tokens whose mean entropy is compared."})
+    branch_probability: float = field(default=0.5, metadata={"help": "Base probability alpha of a branch."})
+    entropy_weight: float = field(default=0.2, metadata={"help": "Weight w of the entropy change."})
+    branch_threshold: float = field(default=0.5, metadata={"help": "Threshold of the gate 'threshold'."})
+    branch_gate: str = field(
+        default="threshold", metadata={"help": "Branch iff P > threshold, or draw.", "choices": CHOICES["branch_gate"]}
+    )
+    entropy_signal: str = field(
+        default="after_result",
+        metadata={"help": "Entropies after or before the result.", "choices": CHOICES["entropy_signal"]},
+    )
+    advantage_attribution: str = field(
+        default="soft",
+        metadata={"help": "How shared tokens get credit.", "choices": CHOICES["advantage_attribution"]},
+    )
+    tool_dialect: str = field(
+        default="auto", metadata={"help": "How calls are written.", "choices": CHOICES["tool_dialect"]}
+    )
+    max_tool_calling_iterations: int | None = field(
+        default=5, metadata={"help": "Turns with tool calls per trajectory."}
+    )
+    max_invalid_tool_calls: int = field(
+        default=3, metadata={"help": "Turns in a row that may consist of broken calls only."}
+    )
+    max_tool_result_tokens: int = field(default=1024, metadata={"help": "Tokens of one tool result."})
+    num_tool_workers: int = field(
+        default=32, metadata={"help": "Tool calls at the same time; 0 runs them inline and in order."}
+    )
+    tool_timeout_s: float = field(default=30.0, metadata={"help": "Seconds for one tool call."})
+    rollout_timeout_s: float | None = field(default=None, metadata={"help": "Seconds for one rollout phase."})
+    max_reward_failures: int = field(
+        default=10, metadata={"help": "Calls of reward functions that may raise before the run stops."}
+    )
+    vllm_engine_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Further arguments for the colocated vLLM engine."}
+    )
+    save_trajectories: bool = field(default=True, metadata={"help": "Whether to write trajectories.parquet."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, choices in CHOICES.items():
+            if (value := vars(self)[name]) not in choices:
+                raise ValueError(f"Unknown `{name}` {value!r}; expected one of {', '.join(map(repr, choices))}.")
+        if not 1 <= self.initial_rollouts:
+            raise ValueError(f"`initial_rollouts` must be at least 1, got {self.initial_rollouts}.")
+        if self.initial_rollouts > self.num_generations:
+            raise ValueError(
+                f"`initial_rollouts` ({self.initial_rollouts}) cannot exceed `num_generations` "
+                f"({self.num_generations}), the trajectories of a prompt in all. Lower the one or raise the other."
+            )
+        for name in ("beam_size", "entropy_window"):
+            if vars(self)[name] < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {vars(self)[name]}.")
+        if self.rollout_timeout_s is None:
+            self.rollout_timeout_s = 0.75 * self.ddp_timeout
+        self._check_groups()
+        self._check_unsupported()
+        if self.use_vllm and (self.top_p < 1 or self.top_k > 0 or self.min_p):
+            warnings.warn(
+                "With `top_p`, `top_k` or `min_p` the engine's log-probs are renormalised over the tokens that are "
+                "left, so importance ratios built on them are biased. Train with top_p=1, top_k=0 and min_p=None.",
+                stacklevel=3,
+            )
+
+    def _check_groups(self) -> None:
+        """A prompt's trajectories must live on one rank."""
+        rows = self.per_device_train_batch_size * self.steps_per_generation
+        if rows % self.num_generations:
+            raise ValueError(
+                f"Each process generates per_device_train_batch_size * steps_per_generation = "
+                f"{self.per_device_train_batch_size} * {self.steps_per_generation} = {rows} trajectories, which must "
+                f"be a multiple of num_generations ({self.num_generations}): the trajectories of a prompt branch "
+                "from each other and must stay on one process. Change `per_device_train_batch_size`, "
+                "`steps_per_generation` (or `gradient_accumulation_steps`) or `num_generations`."
+            )
+
+    def _check_unsupported(self) -> None:
+        """Options of TRL's that cannot work with a branching rollout."""
+        problems = {
+            "vllm_mode": self.use_vllm and self.vllm_mode != "colocate",
+            "vllm_tensor_parallel_size": self.vllm_tensor_parallel_size != 1,
+            "vllm_structured_outputs_regex": self.vllm_structured_outputs_regex is not None,
+            "use_transformers_continuous_batching": self.use_transformers_continuous_batching,
+            "cache_implementation": self.cache_implementation is not None,
+        }
+        remedies = {
+            "vllm_mode": "branches join the engine while it decodes, which needs vllm_mode='colocate'",
+            "vllm_tensor_parallel_size": "each process drives an engine of its own; set it to 1",
+            "vllm_structured_outputs_regex": "a regular expression cannot describe several turns; unset it",
+            "use_transformers_continuous_batching": "set it to False and use vLLM for throughput",
+            "cache_implementation": "the rollout manages its own cache; unset it",
+        }
+        for name, is_problem in problems.items():
+            if is_problem:
+                raise ValueError(f"`{name}={vars(self)[name]!r}` is not supported: {remedies[name]}.")

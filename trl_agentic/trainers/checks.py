@@ -1,0 +1,140 @@
+"""What can be checked before the first batch, and said right after it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from transformers import PreTrainedTokenizerBase
+
+from ..rollout.batch import RolloutBatch
+from .arpo_config import ARPOConfig
+
+logger = logging.getLogger(__name__)
+
+TRAINER_COLUMNS = frozenset(
+    {
+        "prompts",
+        "completions",
+        "completion_ids",
+        "trainer_state",
+        "log_extra",
+        "log_metric",
+        "rollout_status",
+        "rollout_calls",
+        "rollout_parent",
+        "rollout_fork",
+    }
+)
+
+
+def check_arguments(trainer: str, args: Any, tools: Any, rollout_func: Any, environment_factory: Any) -> None:
+    """
+    Refuse at once what a trainer of this package cannot work with.
+
+    Args:
+        trainer (`str`):
+            Name of the trainer, for messages.
+        args, tools, rollout_func, environment_factory:
+            Arguments of its constructor.
+
+    Raises:
+        TypeError: If `args` is no [`ARPOConfig`].
+        ValueError: If there are no tools, or there is a rollout of the user's own.
+    """
+    if not isinstance(args, ARPOConfig):
+        raise TypeError(f"`args` must be an `ARPOConfig`, got `{type(args).__name__}`.")
+    if not tools:
+        raise ValueError(
+            f"{trainer} needs `tools`, a list of functions that the model may call, since trajectories branch at tool "
+            "results. Pass tools=[...], or use trl.GRPOTrainer to train without tools."
+        )
+    for name, value in (("rollout_func", rollout_func), ("environment_factory", environment_factory)):
+        if value is not None:
+            raise ValueError(
+                f"{trainer} brings its own rollout and does not take `{name}`. Pass plain functions as `tools`, or use "
+                "trl.GRPOTrainer."
+            )
+
+
+def check_columns(reward_funcs: Sequence[Any], dataset: Any) -> None:
+    """
+    Check that the dataset has the columns that reward functions ask for by name.
+
+    Args:
+        reward_funcs (`Sequence`):
+            Reward functions; reward models ask for nothing.
+        dataset (`Dataset`, `IterableDataset`, a mapping of them, or `None`):
+            The dataset; one without known columns is not checked.
+
+    Raises:
+        ValueError: If a parameter without a default is neither a column nor something that the trainer passes.
+    """
+    if isinstance(dataset, Mapping):
+        for part in dataset.values():
+            check_columns(reward_funcs, part)
+        return
+    if not isinstance(dataset, (Dataset, IterableDataset)) or dataset.column_names is None:
+        return
+    for function in reward_funcs:
+        if not inspect.isroutine(function):
+            continue
+        for name, parameter in inspect.signature(function).parameters.items():
+            is_required = parameter.default is parameter.empty and parameter.kind not in (
+                parameter.VAR_KEYWORD,
+                parameter.VAR_POSITIONAL,
+            )
+            if is_required and name not in TRAINER_COLUMNS and name not in dataset.column_names:
+                raise ValueError(
+                    f"The reward function `{function.__name__}` needs a column `{name}`, but the dataset has "
+                    f"{dataset.column_names}. Rename the column that holds it, or pass another reward function."
+                )
+
+
+def describe_first_rows(batch: RolloutBatch, tokenizer: PreTrainedTokenizerBase) -> None:
+    """
+    Log the first row of a run with its mask, and its first tool call, so that a wrong format is seen at once.
+
+    Args:
+        batch ([`~trl_agentic.rollout.batch.RolloutBatch`]):
+            The first batch.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
+            Decodes it.
+    """
+    parts: list[str] = []
+    ids, mask = batch.completion_ids[0], batch.sampled_mask[0]
+    start = 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or mask[end] != mask[start]:
+            text = tokenizer.decode(ids[start:end])
+            parts.append(text if mask[start] else f"⟦{text}⟧")
+            start = end
+    calls = [call for calls in batch.extra_fields["rollout_calls"] for call in calls]
+    logger.info(
+        "First rollout (⟦…⟧ is context, everything else is trained):\n"
+        f"{tokenizer.decode(batch.prompt_ids[0])}\n────\n{''.join(parts)}\n"
+        f"────\nFirst tool call: {calls[0] if calls else 'none in this batch'}"
+    )
+
+
+def warn_without_spread(metrics: Mapping[str, list[Any]]) -> None:
+    """
+    Say when a generation can teach nothing, since all rewards of each group are equal.
+
+    Args:
+        metrics (`Mapping[str, list]`):
+            The trainer's metrics of the present step.
+    """
+    flat = metrics.get("frac_reward_zero_std", [0.0])[-1]
+    clipped = metrics.get("completions/clipped_ratio", [0.0])[-1]
+    if flat < 1.0:
+        return
+    hint = (
+        "Most completions are cut off before they end: raise `max_completion_length`."
+        if clipped > 0.5
+        else "Add a graded reward such as `format_share_reward`, choose easier prompts or raise `num_generations`."
+    )
+    logger.warning(f"No group of this generation has any spread in its rewards, so it teaches nothing. {hint}")

@@ -1,0 +1,68 @@
+"""TRL builds the colocated vLLM; what it does not pass on, this module adds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from trl.generation import vllm_generation
+
+from ..rollout.engine import Engine
+from ..rollout.transformers_engine import TransformersEngine
+from .arpo_config import ARPOConfig
+
+if TYPE_CHECKING:
+    from .agentic_trainer import AgenticTrainer
+
+
+@contextmanager
+def extra_vllm_arguments(args: ARPOConfig) -> Iterator[None]:
+    """
+    Bind `vllm_engine_kwargs`, and what exact entropies need, to the engine that TRL builds within.
+
+    Args:
+        args ([`ARPOConfig`]):
+            Configuration of the trainer.
+    """
+    if not args.use_vllm:
+        yield
+        return
+    from ..rollout.vllm_engine import entropy_engine_kwargs, prepare_cpu_platform
+
+    prepare_cpu_platform()
+    original = vllm_generation.LLM
+    bound = {**entropy_engine_kwargs(), **(args.vllm_engine_kwargs or {})}
+
+    @functools.wraps(original)
+    def build(**kwargs):
+        return original(**{**kwargs, **bound})
+
+    vllm_generation.LLM = build
+    try:
+        yield
+    finally:
+        vllm_generation.LLM = original
+
+
+def colocated_engine(trainer: AgenticTrainer) -> Engine:
+    """
+    The engine of a trainer: its colocated vLLM, or its own model through `transformers`.
+
+    Args:
+        trainer ([`AgenticTrainer`]):
+            A trainer whose base constructor has run.
+
+    Returns:
+        [`~trl_agentic.rollout.engine.Engine`]: The engine.
+    """
+    if trainer.use_vllm:
+        from ..rollout.vllm_engine import VLLMEngine
+
+        return VLLMEngine(trainer.vllm_generation.llm)
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise ValueError(
+            "Without vLLM the policy itself generates, which does not work on sharded parameters. Set use_vllm=True."
+        )
+    return TransformersEngine(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class)
