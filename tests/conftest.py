@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Before torch and vLLM are imported: one thread each, since several test processes may share two cores, and no network.
+
+# Before torch and vLLM are imported: one thread each, as test processes may share the cores, and no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,6 +16,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import pytest
 import torch
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHIPPED_MODEL = REPOSITORY / "trl_agentic" / "tasks" / "tiny_geo"

@@ -20,6 +20,7 @@ from .admission import check_request
 from .engine import Event, FinishReason, Request, SamplingSettings
 from .vllm_entropy import EXTRA_ARG, PROCESSOR, STORE
 
+
 RESERVED_OPTIONS = frozenset(
     {"n", "seed", "logprobs", "prompt_logprobs", "detokenize", "output_kind", "skip_special_tokens", "stream_interval"}
 )
@@ -47,8 +48,9 @@ def prepare_cpu_platform(kv_cache_gib: int = 1) -> None:
     Make a colocated vLLM on CPU keep live weights and stay in this process. Does nothing on other platforms.
 
     To be called before the engine is built. oneDNN packs the weights of linear layers and drops the originals, after
-    which loading new weights fails, or misses tied embeddings in silence; so it is switched off. Environment variables
-    that are set already are left alone.
+    which loading new weights fails, or misses tied embeddings in silence; so it is switched off. So is the compilation
+    of the few tensor operations around sampling, which takes a C++ compiler and half a minute on a fresh machine and
+    gains nothing there. Environment variables that are set already are left alone.
 
     Args:
         kv_cache_gib (`int`, *optional*, defaults to `1`):
@@ -57,6 +59,7 @@ def prepare_cpu_platform(kv_cache_gib: int = 1) -> None:
     if not current_platform.is_cpu():
         return
     vllm._custom_ops._supports_onednn = False
+    current_platform.simple_compile_backend = "eager"
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(kv_cache_gib))
 
@@ -151,8 +154,8 @@ class VLLMEngine:
         """
         if not self._llm.reset_prefix_cache():
             raise RuntimeError(
-                f"vLLM could not reset its prefix cache, with {self.num_unfinished} requests in flight. Let them finish, "
-                f"or abort them, before the weights change."
+                f"vLLM could not reset its prefix cache, with {self.num_unfinished} requests in flight. Let them "
+                "finish, or abort them, before the weights change."
             )
 
     def _event(self, output: RequestOutput) -> Event:

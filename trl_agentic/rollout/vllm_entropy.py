@@ -1,19 +1,19 @@
 """
 Exact token entropies from inside vLLM: a logits processor that changes nothing and measures.
 
-vLLM loads it through the entry point `trl_agentic_entropy` of the group `vllm.logits_processors`, in every engine of the
-environment, so importing this module has to stay cheap and the processor idle for requests without our key. Processor
-and [`VLLMEngine`] meet in one place only, [`STORE`], which lives in their common process.
+vLLM loads it through the entry point `trl_agentic_entropy` of the group `vllm.logits_processors`, in every engine of
+the environment, so importing this module has to stay cheap and the processor idle for requests without our key.
+Processor and [`VLLMEngine`] meet in one place only, [`STORE`], which lives in their common process.
 
 Where vLLM's sampler calls it decides what is measured. It declares that it may change the argmax, because processors
-that do not are skipped when all requests of a batch are greedy, and run behind min-p, on logits that are cut already. So
-it sees the logits *before* temperature, min-p, top-p and top-k, and divides by the request's temperature itself.
+that do not are skipped when all requests of a batch are greedy, and run behind min-p, on logits that are cut already.
+So it sees the logits *before* temperature, min-p, top-p and top-k, and divides by the request's temperature itself.
 (Repetition penalties come later in vLLM's first model runner and earlier in its second; forbidden tokens, such as eos
 under `min_tokens`, come earlier in both.)
 
-How values find their tokens: each is filed under the number of output tokens that the request had when its logits were
-computed. A prefill that is cut by the token budget of a step is sampled and the sample thrown away; a preempted request
-computes positions again. Either way the later value of a position replaces the earlier one, and nothing shifts.
+How values find their tokens: each is filed under the number of output tokens that the request had when its logits
+were computed. A prefill that is cut by the token budget of a step is sampled and the sample thrown away; a preempted
+request computes positions again. Either way the later value of a position replaces the earlier one: nothing shifts.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.sample.logits_processor import LogitsProcessor as RunnerOneProcessor
 from vllm.v1.sample.logits_processor import process_dict_updates
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerTwoProcessor
+
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -158,9 +159,9 @@ class EntropyProcessor(RunnerTwoProcessor, RunnerOneProcessor):
     """
     Measures the entropy of every token that is sampled for requests which carry [`EXTRA_ARG`].
 
-    vLLM has two model runners with an interface each and picks one by platform and model, while an entry point can name
-    one class only; so this class is both. The first runner calls `update_state` and `apply(logits)` with rows in batch
-    order, the second `add_request` and `apply(logits, context)` with slots that the context maps to rows.
+    vLLM has two model runners with an interface each and picks one by platform and model, while an entry point can
+    name one class only; so this class is both. The first runner calls `update_state` and `apply(logits)`, with rows in
+    batch order, the second `add_request` and `apply(logits, context)`, with slots that the context maps to rows.
 
     Args:
         vllm_config (`VllmConfig`):
