@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from ..types import BranchTree
 from .arpo_config import ARPOConfig
 from .checks import check_arguments, check_columns, describe_first_rows, warn_without_spread
 from .group_rows import shuffle_groups
+from .non_finite import SkipNonFiniteSteps
 from .reward_guard import RewardGuard
 from .vllm_arguments import colocated_engine, extra_vllm_arguments
 
@@ -108,6 +110,8 @@ class AgenticTrainer(GRPOTrainer):
         self.mask_truncated_completions = False
         self._model_version = 0
         self._num_rollouts = 0
+        self._has_described = False
+        self.add_callback(SkipNonFiniteSteps(self))
 
     def rollout(
         self,
@@ -154,7 +158,10 @@ class AgenticTrainer(GRPOTrainer):
         )
         self._sync_weights()
         with self._awake(), profiling_context(self, "rollout"):
-            return [depth_first(tree) for tree in loop.run(planted)]
+            start = time.perf_counter()
+            trees = [depth_first(tree) for tree in loop.run(planted)]
+            self._rollout_s = time.perf_counter() - start
+        return trees
 
     def _sampling(self) -> SamplingSettings:
         return SamplingSettings(
@@ -235,6 +242,7 @@ class AgenticTrainer(GRPOTrainer):
         for name, value in completion_metrics(rows).items():
             metrics[name].append(value)
         local = rollout_metrics(trees)
+        local["rollout/tokens_per_s"] = local["rollout/sampled_tokens"] / self._rollout_s
         for name in sorted(set(gather_object(list(local)))):
             values = [value for value in gather_object([local.get(name)]) if value is not None]
             metrics[name].append(sum(values) / len(values))
@@ -258,8 +266,9 @@ class AgenticTrainer(GRPOTrainer):
         rewards = (rewards_per_func * weights).nansum(dim=1)  # (B,)
         rewards[rewards_per_func.isnan().all(dim=1)] = torch.nan
         output["advantages"] = self.attribute(rewards, output["advantages"], output["completion_ids"].size(1))
-        if self._num_rollouts == 1:
+        if not self._has_described:
             describe_first_rows(self._batch, self._tokenizer)
+            self._has_described = True
         warn_without_spread(self._metrics["train"])
         if self.trajectory_writer is not None:
             self._save_trajectories(rewards_per_func, rewards, output["advantages"])

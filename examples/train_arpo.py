@@ -1,0 +1,145 @@
+"""
+Train a tool-using agent with ARPO.
+
+    accelerate launch examples/train_arpo.py --config configs/arpo_tiny_geo_cpu.yaml
+    accelerate launch examples/train_arpo.py --config configs/arpo_smollm2_cpu.yaml --dataset train_10k.parquet \\
+        --search_corpus search_cache.json
+
+Every value of a YAML can be overridden by a flag. What the run leaves in `output_dir`: the model, `trajectories.parquet`
+with every rollout, `curves.png`, `log_history.json` and, with `num_eval_questions` above 0, `before_after.md` and
+`scores.npz`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+from rich.console import Console
+from transformers import AutoTokenizer, ProgressCallback
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+
+from trl_agentic import ARPOConfig, ARPOTrainer, rewards
+from trl_agentic.evaluation import Accuracy, BeforeAfter, measure_accuracy, plot_training_curves
+from trl_agentic.tasks import geo_tools, load_arpo, load_geo
+from trl_agentic.tools import BM25Search, make_python_tool, make_search_tool, sandbox_report
+from trl_agentic.trainers.progress import RolloutProgressCallback
+
+
+@dataclass
+class ScriptArguments:
+    """
+    What to train on.
+
+    Args:
+        dataset (`str`, *optional*, defaults to `"geo"`):
+            `"geo"` for the embedded questions, else a parquet file or Hub id in the schema of the ARPO data.
+        geo_rendering (`str`, *optional*, defaults to `"natural"`):
+            `"natural"`, or `"compact"` for the tiny model.
+        search_corpus (`str`, *optional*):
+            Texts that `search` finds: a search cache of the ARPO authors (JSON) or a folder saved by [`BM25Search`].
+            Geo brings its own documents.
+        rewards (`list[str]`, *optional*, defaults to `["arpo_reward"]`):
+            Names of functions in `trl_agentic.rewards`.
+        num_train_questions (`int`, *optional*):
+            Use only the first questions.
+        num_eval_questions (`int`, *optional*, defaults to `0`):
+            Held-out questions to answer before and after training; 0 for none.
+        num_eval_samples (`int`, *optional*, defaults to `4`):
+            Samples per held-out question at the training temperature.
+    """
+
+    dataset: str = field(default="geo", metadata={"help": "'geo', or a parquet file or Hub id in the ARPO schema."})
+    geo_rendering: str = field(default="natural", metadata={"help": "'natural' or 'compact'."})
+    search_corpus: str | None = field(default=None, metadata={"help": "Texts that the search tool finds."})
+    rewards: list[str] = field(default_factory=lambda: ["arpo_reward"], metadata={"help": "Reward functions."})
+    num_train_questions: int | None = field(default=None, metadata={"help": "Use only the first questions."})
+    num_eval_questions: int = field(default=0, metadata={"help": "Held-out questions before and after training."})
+    num_eval_samples: int = field(default=4, metadata={"help": "Samples per held-out question."})
+
+
+def load_task(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None, list]:
+    """Training questions, held-out questions if there are any, and the tools."""
+    if script_args.dataset == "geo":
+        train = load_geo("train", script_args.geo_rendering, script_args.num_train_questions)
+        held_out = load_geo("test", script_args.geo_rendering, script_args.num_eval_questions)
+        return train, held_out, geo_tools(script_args.geo_rendering)
+    if script_args.search_corpus is None:
+        raise ValueError("`search_corpus` is needed with a dataset other than 'geo': the texts that `search` finds.")
+    corpus = Path(script_args.search_corpus)
+    backend = BM25Search.load(corpus) if corpus.is_dir() else BM25Search.from_arpo_cache(corpus)
+    train = load_arpo(script_args.dataset, drop_duplicates=True)
+    if script_args.num_train_questions is not None:
+        train = train.select(range(script_args.num_train_questions))
+    return train, None, [make_search_tool(backend), make_python_tool()]
+
+
+def measure(trainer: ARPOTrainer, held_out: Dataset, num_samples: int) -> dict[str, Accuracy]:
+    """Accuracy at the training temperature, and greedy."""
+    shared = (trainer.rollout, trainer.dialect, held_out, rewards.answer_accuracy)
+    return {
+        "sampled": measure_accuracy(*shared, num_samples=num_samples),
+        "greedy": measure_accuracy(*shared, num_samples=1, temperature=0.0),
+    }
+
+
+def report(trainer: ARPOTrainer, held_out: Dataset, before: dict[str, Accuracy], after: dict[str, Accuracy]) -> None:
+    """Print the table of gains and keep its figures."""
+    table = BeforeAfter(before, after, held_out["hops"])
+    Console().print(table.rich())
+    folder = Path(trainer.args.output_dir)
+    (folder / "before_after.md").write_text(table.markdown())
+    np.savez(
+        folder / "scores.npz",
+        hops=held_out["hops"],
+        **{f"before_{name}": accuracy.scores for name, accuracy in before.items()},
+        **{f"after_{name}": accuracy.scores for name, accuracy in after.items()},
+    )
+
+
+def main(script_args: ScriptArguments, training_args: ARPOConfig, model_args: ModelConfig) -> None:
+    """Measure, train, measure, save."""
+    train, held_out, tools = load_task(script_args)
+    training_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    } | (training_args.model_init_kwargs or {})
+    trainer = ARPOTrainer(
+        model=model_args.model_name_or_path,
+        reward_funcs=[getattr(rewards, name) for name in script_args.rewards],
+        args=training_args,
+        train_dataset=train,
+        processing_class=AutoTokenizer.from_pretrained(model_args.model_name_or_path),
+        quantization_config=get_quantization_config(model_args),
+        peft_config=get_peft_config(model_args),
+        tools=tools,
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(RolloutProgressCallback)
+    is_main = trainer.accelerator.is_main_process
+    if is_main:
+        print(f"Python sandbox: {sandbox_report()}")
+    evaluates = script_args.num_eval_questions > 0 and held_out is not None
+    if evaluates:
+        before = measure(trainer, held_out, script_args.num_eval_samples)
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+    trainer.save_model()
+    if is_main:
+        folder = Path(training_args.output_dir)
+        (folder / "log_history.json").write_text(json.dumps(trainer.state.log_history))
+        plot_training_curves(trainer.state.log_history, folder / "curves.png")
+    if evaluates:
+        after = measure(trainer, held_out, script_args.num_eval_samples)
+        if is_main:
+            report(trainer, held_out, before, after)
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=None if script_args.dataset == "geo" else script_args.dataset)
+
+
+if __name__ == "__main__":
+    parser = TrlParser((ScriptArguments, ARPOConfig, ModelConfig))
+    main(*parser.parse_args_and_config())
