@@ -65,10 +65,15 @@ class ResultTokenizer:
         return self._encode_plain(f"\n[... {num_tokens} tokens left out ...]\n")
 
     def _encode_plain(self, text: str) -> list[int]:
-        text = text.encode("utf-8", errors="replace").decode("utf-8")  # a lone surrogate is no valid text
+        text = valid_text(text)
         pieces = self._inside_control_token.split(text) if self.control_tokens else [text]
         token_ids: list[int] = []
         for piece in pieces:
             encoded = self._tokenizer(piece, add_special_tokens=False, split_special_tokens=True, verbose=False)
             token_ids.extend(encoded["input_ids"])
         return token_ids
+
+
+def valid_text(text: str) -> str:
+    """The text with lone surrogates, which no tokenizer takes, replaced by question marks."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")

@@ -83,6 +83,7 @@ class TagDialect:
         self._template = chat_template or tokenizer.chat_template
         self._template_kwargs = dict(chat_template_kwargs or {})
         names = "|".join(map(re.escape, (*STRUCTURE, *self._tools)))
+        self._reopening = self._reopen_message()
         self._own_tags = re.compile(rf"<(?=\s*/?\s*(?:{names})\s*>)", re.IGNORECASE)
 
     @property
@@ -125,23 +126,28 @@ class TagDialect:
             text = "\n\n".join(f"{message['role'].capitalize()}: {message['content']}" for message in prompt)
             return list(self._tokenizer(f"{text}\n\nAssistant:")["input_ids"])
         try:
-            return self._apply_template(prompt)
+            return self._encode_messages(prompt)
         except TemplateError:  # some templates (Gemma) know no system role
             if len(prompt) < 2:
                 raise
             merged = f"{prompt[0]['content']}\n\n{prompt[1]['content']}"
-            return self._apply_template([{**prompt[1], "content": merged}, *prompt[2:]])
+            return self._encode_messages([{**prompt[1], "content": merged}, *prompt[2:]])
 
-    def _apply_template(self, messages: list[dict[str, Any]]) -> list[int]:
-        token_ids = self._tokenizer.apply_chat_template(
-            messages,
-            chat_template=self._template,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **self._template_kwargs,
+    def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+        return list(self._apply_template(messages, tokenize=True, return_dict=False))
+
+    def _apply_template(self, messages: list[dict[str, Any]], **options: Any) -> Any:
+        return self._tokenizer.apply_chat_template(
+            messages, chat_template=self._template, add_generation_prompt=True, **options, **self._template_kwargs
         )
-        return list(token_ids)
+
+    def _reopen_message(self) -> list[int]:
+        # A result belongs into the model's message; where the model has ended that already, another one is opened.
+        if self._template is None:
+            return []
+        exchange = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
+        _, end, opening = self._apply_template(exchange, tokenize=False).rpartition(self._tokenizer.eos_token)
+        return self._encode_frame(opening) if end else []
 
     def parse(self, token_ids: Sequence[int]) -> Turn:
         """
@@ -201,10 +207,12 @@ class TagDialect:
 
         Returns:
             `list[int]`:
-                The blocks. Tags of this dialect and control tokens inside a result are plain text in them.
+                The blocks. Tags of this dialect and control tokens inside a result are plain text in them. If the turn
+                ended with an end token (after a broken call), a new message is opened before them.
         """
         opening, closing = self._encode_frame("<result>\n"), self._encode_frame("\n</result>\n")
-        token_ids: list[int] = []
+        ended = bool(turn_ids) and turn_ids[-1] in self._eos
+        token_ids = list(self._reopening) if ended else []
         for result in results:
             token_ids += opening + self._results.encode(self._own_tags.sub("&lt;", result.content).strip()) + closing
         return token_ids

@@ -51,10 +51,16 @@ def read_signatures(tools: Sequence[Callable[..., Any]]) -> dict[str, ToolSignat
             The tools by name, in order.
 
     Raises:
+        TypeError: If a tool is neither a function nor a method.
         ValueError: If two tools have one name, or a docstring or type hint can't be read.
     """
     signatures: dict[str, ToolSignature] = {}
     for tool in tools:
+        if not (inspect.isfunction(tool) or inspect.ismethod(tool)):
+            raise TypeError(
+                f"A tool has to be a function or a bound method, got {tool!r}. Wrap it in a function with type hints and "
+                "a docstring."
+            )
         try:
             function = get_json_schema(tool)["function"]
         except (DocstringParsingException, TypeHintParsingException) as error:
