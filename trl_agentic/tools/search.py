@@ -3,9 +3,9 @@ Search: the protocol of a backend, BM25 over local documents, and the tool that 
 
 Example:
     ```python
-    backend = BM25Search([Document("Cuba", "The capital of Cuba is Havana."), Document("Peru", "Its capital is Lima.")])
+    backend = BM25Search([Document("Cuba", "Its capital is Havana."), Document("Peru", "Its capital is Lima.")])
     search = make_search_tool(backend, top_k=1)
-    search("capital of Cuba")  # "[1] Cuba\\nThe capital of Cuba is Havana."
+    search("capital of Cuba")  # "[1] Cuba\\nIts capital is Havana."
     ```
 """
 

@@ -1,0 +1,72 @@
+"""What the model gets to read: any value or exception as a bounded text that a tokenizer accepts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_ERROR_CHARS = 500
+
+
+def result_text(value: Any, max_chars: int = 100_000) -> str:
+    """
+    Write what a tool returned as a text that is never empty.
+
+    Args:
+        value (`Any`):
+            Text stays as it is; bytes are read as UTF-8; lists and dicts become JSON; the rest is `str(value)`.
+        max_chars (`int`, *optional*, defaults to `100_000`):
+            Most characters to keep; see [`cut_text`].
+
+    Returns:
+        `str`:
+            Valid Unicode: a lone surrogate is replaced by a question mark, and so is a byte that is no UTF-8.
+    """
+    if value is None:
+        return "(the tool returned nothing)"
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        text = bytes(value).decode("utf-8", "replace")
+    elif isinstance(value, (list, tuple, dict)):
+        text = _json(value)
+    else:
+        text = str(value)
+    text = cut_text(text, max_chars).encode("utf-8", "replace").decode("utf-8")
+    return text if text.strip() else "(no output)"
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (TypeError, ValueError):  # keys that are no strings, or a list that contains itself
+        return str(value)
+
+
+def cut_text(text: str, max_chars: int) -> str:
+    """
+    Keep head and tail of a text that is too long, and mark the cut.
+
+    Args:
+        text (`str`):
+            The text.
+        max_chars (`int`):
+            Most characters of the result, the mark included.
+
+    Returns:
+        `str`:
+            The text itself if it fits.
+    """
+    if len(text) <= max_chars:
+        return text
+    mark = f"\n[... {len(text)} characters, the middle is left out ...]\n"
+    kept = max(max_chars - len(mark), 0)
+    tail = kept // 2
+    return text[: kept - tail] + mark[:max_chars] + text[len(text) - tail :]
+
+
+def error_line(error: BaseException) -> str:
+    """An exception as one line of bounded length, `"TypeError: message"`, without a traceback."""
+    message = " ".join(str(error).split())
+    line = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return line if len(line) <= MAX_ERROR_CHARS else line[: MAX_ERROR_CHARS - 3] + "..."
