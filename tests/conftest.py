@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-
 # Before torch and vLLM are imported: one thread each, as test processes may share the cores, and no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -16,11 +15,9 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import pytest
 import torch
+from word_tokenizer import WORDS, word_tokenizer
 
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-SHIPPED_MODEL = REPOSITORY / "trl_agentic" / "tasks" / "tiny_geo"
-WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{index}" for index in range(93))]
+SHIPPED_MODEL = Path(__file__).resolve().parent.parent / "trl_agentic" / "tasks" / "tiny_geo"
 
 VLLM_KWARGS = {
     "dtype": "float32",
@@ -33,16 +30,12 @@ VLLM_KWARGS = {
 }
 
 
-def save_random_model(folder: Path, seed: int = 0) -> Path:
-    """A random Qwen3 of 96 words, wide enough in its logits that entropies differ from token to token."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+@pytest.fixture(scope="session")
+def random_model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random Qwen3 over the words of `word_tokenizer`, with weights so large that entropies differ by token."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    words = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
+    folder = tmp_path_factory.mktemp("random-model")
     config = Qwen3Config(
         vocab_size=len(WORDS),
         hidden_size=64,
@@ -58,16 +51,11 @@ def save_random_model(folder: Path, seed: int = 0) -> Path:
         bos_token_id=None,
         initializer_range=0.25,
     )
-    torch.manual_seed(seed)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def random_model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A random model, whose next tokens are uncertain everywhere."""
-    return str(save_random_model(tmp_path_factory.mktemp("random-model")))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(config).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="session")
@@ -77,32 +65,32 @@ def tiny_model_path(random_model_path: str) -> str:
 
 
 @pytest.fixture(scope="session")
+def random_model(random_model_path: str):
+    """The random model in transformers, float32, eval mode. Leave its weights alone."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(random_model_path, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
 def make_llm() -> Iterator[object]:
-    """Builds a vLLM engine as the trainer does, for tests that need one of their own."""
+    """Builds vLLM engines for tests that need one of their own."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from vllm import LLM
 
     from trl_agentic.rollout.vllm_engine import entropy_engine_kwargs, prepare_cpu_platform
 
-    prepare_cpu_platform(kv_cache_gib=1)
-
     def make(path: str, **kwargs: object) -> LLM:
         return LLM(path, **(VLLM_KWARGS | entropy_engine_kwargs() | kwargs))
 
-    yield make
+    with pytest.MonkeyPatch.context() as patch:
+        # An engine that goes away tears down vLLM's process groups, which the other engines of the process share.
+        patch.setattr("vllm.v1.engine.core.cleanup_dist_env_and_memory", lambda: None)
+        prepare_cpu_platform(kv_cache_gib=1)
+        yield make
 
 
 @pytest.fixture(scope="session")
-def vllm_llm(make_llm, random_model_path: str) -> Iterator[object]:
+def vllm_llm(make_llm, random_model_path: str):
     """The session's vLLM engine, over the random model: starting one costs seconds. Leave nothing running in it."""
-    llm = make_llm(random_model_path)
-    yield llm
-    llm.llm_engine.engine_core.shutdown()
-
-
-@pytest.fixture(scope="session")
-def random_model(random_model_path: str):
-    """The same weights as a transformers model in float32, in eval mode."""
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(random_model_path, dtype=torch.float32).eval()
+    return make_llm(random_model_path)

@@ -20,7 +20,6 @@ from .admission import check_request
 from .engine import Event, FinishReason, Request, SamplingSettings
 from .vllm_entropy import EXTRA_ARG, PROCESSOR, STORE
 
-
 RESERVED_OPTIONS = frozenset(
     {"n", "seed", "logprobs", "prompt_logprobs", "detokenize", "output_kind", "skip_special_tokens", "stream_interval"}
 )
@@ -211,7 +210,7 @@ def sampling_params(settings: SamplingSettings, max_tokens: int, entropy_key: st
     marks = dict(extra.pop("extra_args", None) or {})
     if entropy_key is not None:
         marks[EXTRA_ARG] = entropy_key
-    options = {
+    options: dict[str, Any] = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "top_k": settings.top_k,
@@ -233,8 +232,11 @@ def sampling_params(settings: SamplingSettings, max_tokens: int, entropy_key: st
 
 def sampled_logprobs(completion: CompletionOutput) -> tuple[float, ...]:
     """Log-probability of each sampled token. vLLM's entries are sorted by rank, so the token's own is looked up."""
-    entries = completion.logprobs or []
-    return tuple(entry[token].logprob for token, entry in zip(completion.token_ids, entries, strict=True))
+    values = []
+    for token, entry in zip(completion.token_ids, completion.logprobs or [], strict=True):
+        assert entry is not None, "only the first prompt token goes without log-probs"
+        values.append(entry[token].logprob)
+    return tuple(values)
 
 
 def finish_reason(completion: CompletionOutput) -> FinishReason:

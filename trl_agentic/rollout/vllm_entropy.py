@@ -29,6 +29,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as RunnerOneProcesso
 from vllm.v1.sample.logits_processor import process_dict_updates
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as RunnerTwoProcessor
 
+from ..algorithms.entropy import token_entropies
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -41,29 +42,6 @@ EXTRA_ARG = "trl_agentic_entropy"
 
 PROCESSOR = "trl_agentic.rollout.vllm_entropy:EntropyProcessor"
 """What `LLM(logits_processors=[...])` takes where the entry point is not installed."""
-
-ROWS_AT_ONCE = 64  # of (rows, V) floats: bounds the extra memory to 40 MB a tensor at V = 150,000
-
-
-def entropies_of(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
-    """
-    Entropy of `softmax(logits / temperature)` over the whole vocabulary, a few rows at a time.
-
-    Args:
-        logits (`torch.Tensor`):
-            Logits of shape `(R, V)`; `-inf` marks forbidden tokens.
-        temperatures (`torch.Tensor`):
-            Temperature of each row, of shape `(R,)`.
-
-    Returns:
-        `torch.Tensor`:
-            Entropies in nats, of shape `(R,)`.
-    """
-    parts = []
-    for some, temperature in zip(logits.split(ROWS_AT_ONCE), temperatures.split(ROWS_AT_ONCE), strict=True):
-        probabilities = torch.softmax(some.float() / temperature.unsqueeze(-1), dim=-1)  # (<= ROWS_AT_ONCE, V)
-        parts.append(torch.special.entr(probabilities).sum(dim=-1))
-    return torch.cat(parts)
 
 
 class Measurement:
@@ -211,8 +189,7 @@ class EntropyProcessor(RunnerTwoProcessor, RunnerOneProcessor):
         temperatures = [request.temperature for request, _ in rows.values()]
         if list(rows) != list(range(logits.shape[0])):
             logits = logits[async_tensor_h2d(list(rows), device=logits.device, dtype=torch.int64)]
-        measurement = Measurement(
-            entropies_of(logits, async_tensor_h2d(temperatures, device=logits.device, dtype=torch.float32))
-        )
+        temperature = async_tensor_h2d(temperatures, device=logits.device, dtype=torch.float32)  # (R,)
+        measurement = Measurement(token_entropies(logits / temperature.unsqueeze(-1)))
         for row, (request, position) in enumerate(rows.values()):
             STORE.file(request.key, position, measurement, row)
