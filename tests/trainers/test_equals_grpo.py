@@ -3,7 +3,7 @@
 import pytest
 import torch
 import trl.trainer.grpo_trainer as grpo
-from tiny import config, dataset, length_reward, scripted_engine, tiny_model, trainer
+from tiny import config, dataset, length_reward, scripted_engine, tiny_model_path, trainer
 from trl import GRPOConfig, GRPOTrainer
 from word_tokenizer import word_tokenizer
 
@@ -54,7 +54,7 @@ def run_grpo(tmp_path, options, rollouts):
         return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logprobs, "env_mask": mask}
 
     theirs = recording(GRPOTrainer)(
-        model=tiny_model(),
+        model=tiny_model_path(),
         reward_funcs=length_reward,
         args=GRPOConfig(**arguments),
         train_dataset=dataset(),
@@ -84,6 +84,11 @@ def run_grpo(tmp_path, options, rollouts):
         {"off_policy_mask_threshold": 0.5},
         {"multi_objective_aggregation": "normalize_then_sum"},
         {"gradient_checkpointing": True},
+        {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "use_bias_correction_kl": True},
+        {"use_adaptive_entropy": True, "entropy_target": 2.0},
+        {"delta": 1.5, "epsilon_high": 0.28},
+        {"cast_lm_head_to_fp32": True, "pad_to_multiple_of": 32},
+        {"generation_batch_size": 16, "gradient_accumulation_steps": 2, "reward_weights": [0.5]},
     ],
     ids=lambda options: "-".join(options) or "defaults",
 )
@@ -103,7 +108,7 @@ def test_advantages_and_losses_equal_trl_bit_for_bit(tmp_path, monkeypatch, opti
 
 
 def test_a_masked_truncated_row_leaves_the_loss_in_both_masks(tmp_path):
-    ours = trainer(tmp_path, engine=scripted_engine(3), mask_truncated_completions=True, max_completion_length=12)
+    ours = trainer(tmp_path, engine=scripted_engine(3), mask_truncated_completions=True, max_completion_length=22)
     batch = ours._generate_and_score_completions([dict(row) for row in dataset(1) for _ in range(8)])
     cut = torch.tensor(ours._batch.is_truncated)
     assert 0 < cut.sum() < 8

@@ -1,6 +1,10 @@
 """A tiny model, tools and scripts for trainer tests."""
 
+import atexit
+import functools
 import random
+import shutil
+import tempfile
 
 import torch
 from datasets import Dataset
@@ -29,7 +33,9 @@ def length_reward(completions, completion_ids, **kwargs):
     return [sum(token % 2 == 0 for token in row) / len(row) for row in completion_ids]
 
 
-def tiny_model() -> Qwen3ForCausalLM:
+@functools.cache
+def tiny_model_path() -> str:
+    """A random model on disk, since a reference model is loaded from there."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(WORDS),
@@ -45,7 +51,11 @@ def tiny_model() -> Qwen3ForCausalLM:
         eos_token_id=1,
         pad_token_id=0,
     )
-    return Qwen3ForCausalLM(config)
+    folder = tempfile.mkdtemp(prefix="tiny-model-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return folder
 
 
 def dataset(rows: int = 8) -> Dataset:
@@ -100,7 +110,7 @@ def config(output_dir, **options) -> ARPOConfig:
 
 def trainer(output_dir, engine=None, reward_funcs=length_reward, tools=(search,), train_dataset=None, **options):
     return ARPOTrainer(
-        model=tiny_model(),
+        model=tiny_model_path(),
         reward_funcs=reward_funcs,
         args=config(output_dir, **options),
         train_dataset=dataset() if train_dataset is None else train_dataset,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..tools.runtime import tool_metrics
+from ..tools import tool_metrics
 from ..types import BranchTree, Kind, Status, ToolResult, Trajectory
 from .dialect import Dialect
 

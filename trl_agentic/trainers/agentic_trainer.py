@@ -23,7 +23,7 @@ from ..rollout.dialect import make_dialect
 from ..rollout.engine import Engine, SamplingSettings
 from ..rollout.loop import Limits, Prompt, RolloutLoop
 from ..rollout.policy import BranchPolicy, NoBranching
-from ..tools.runtime import ToolRuntime
+from ..tools import ToolRuntime
 from ..types import BranchTree
 from .arpo_config import ARPOConfig
 from .checks import check_arguments, check_columns, describe_first_rows, warn_without_spread
