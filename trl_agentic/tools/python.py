@@ -1,16 +1,76 @@
-"""Runs Python that a model wrote, in a process of its own."""
+"""
+Runs Python that a model wrote, in a process that can do little else.
+
+Example:
+    ```python
+    with PythonSandbox(timeout_s=5.0) as sandbox:
+        sandbox.run("x = 6\\nx * 7")  # "42\\n"
+        sandbox.run("1 / 0")  # "ZeroDivisionError: division by zero (line 1)\\n"
+    ```
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import json
+import math
+import os
+import platform
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from .zygote import SandboxError, Zygote, start_zygote
 
-class SandboxError(RuntimeError):
-    """A program exceeded a limit other than time, or its process was lost."""
+_REPLY_S = 15.0  # how much later than the deadline a reply may come on a busy machine
 
 
 class PythonSandbox:
-    """Runs programs one call at a time in fresh processes."""
+    """
+    Runs programs, each in a fresh process forked from a small one that is kept warm: a call costs a few milliseconds.
+
+    The process is started by the first call and replaced if it dies. `run` may be called from many threads at once.
+
+    **Covered** where the kernel allows namespaces to users (what it allows here: [`sandbox_report`]): no network, not
+    even loopback; a read-only file system that holds the system's programs and this Python alone, with a private
+    `/tmp` in memory that is gone after the call; no view of other processes, no signals to them, and none left behind;
+    no privileges. **Covered** on every Linux: wall-clock and CPU time, memory, file size, open files and processes;
+    output; an empty environment; no standard input; if this process is root, the program is not. Without namespaces
+    the network is open, and files can be read as far as permissions go, and written if this process is not root.
+
+    **Not covered**: faults of the kernel itself (there is no seccomp filter and no virtual machine); memory summed
+    over the processes that one program starts, which is bounded by `memory_mb` times `max_processes`; hyper-threading
+    and timing side channels; anything under Python's own installation prefixes is readable; without namespaces on
+    Linux before 5.14 or as an ordinary user, the limit on processes counts all of the account. Code that must not be
+    trusted at all belongs in a virtual machine.
+
+    Args:
+        timeout_s (`float`, *optional*, defaults to `10.0`):
+            Wall-clock seconds of a program.
+        cpu_s (`float`, *optional*):
+            CPU seconds of each process, rounded up; `timeout_s` by default.
+        memory_mb (`int`, *optional*, defaults to `512`):
+            Address space of each process, in MB.
+        disk_mb (`int`, *optional*, defaults to `16`):
+            Largest file, and where the file system is private, all files together, in MB.
+        max_output_bytes (`int`, *optional*, defaults to `100_000`):
+            Most bytes a program may print.
+        max_processes (`int`, *optional*, defaults to `16`):
+            Processes and threads of a program, itself included.
+        preload (`Sequence[str]`, *optional*, defaults to `()`):
+            Modules to import once, so that programs get them for free, such as `"numpy"` or `"sympy"`.
+        namespaces (`bool`, *optional*, defaults to `True`):
+            Whether to isolate programs by namespaces where the kernel allows it.
+
+    Raises:
+        OSError: If this is not Linux.
+        ValueError: If a limit is not positive.
+    """
 
     def __init__(
         self,
@@ -19,20 +79,84 @@ class PythonSandbox:
         cpu_s: float | None = None,
         memory_mb: int = 512,
         disk_mb: int = 16,
-        max_output_chars: int = 100_000,
+        max_output_bytes: int = 100_000,
         max_processes: int = 16,
         preload: Sequence[str] = (),
         namespaces: bool = True,
     ):
-        raise NotImplementedError
+        if sys.platform != "linux":
+            raise OSError(f"PythonSandbox needs Linux, this is {sys.platform}; pass a tool of your own instead.")
+        self._cpu_s = timeout_s if cpu_s is None else cpu_s
+        numbers = [timeout_s, self._cpu_s, memory_mb, disk_mb, max_output_bytes, max_processes]
+        if min(numbers) <= 0:
+            raise ValueError(f"Every limit of PythonSandbox must be positive, got {numbers}.")
+        self._timeout_s = timeout_s
+        self._memory_mb = memory_mb
+        limits = {
+            "CPU": math.ceil(self._cpu_s),
+            "AS": memory_mb << 20,
+            "FSIZE": disk_mb << 20,
+            "NOFILE": 256,
+            "CORE": 0,
+            "MEMLOCK": 0,
+            "MSGQUEUE": 0,
+        }
+        self._settings = {
+            "timeout_s": timeout_s,
+            "disk_mb": disk_mb,
+            "max_output_bytes": max_output_bytes,
+            "max_processes": max_processes,
+            "preload": list(preload),
+            "namespaces": namespaces,
+            "limits": limits,
+            "packages": [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))],
+            "paths": sorted({sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}),
+        }
+        self._lock = threading.Lock()
+        self._zygote: Zygote | None = None
+        self._finalizer: weakref.finalize | None = None
+
+    @property
+    def report(self) -> dict[str, bool]:
+        """What is enforced here, by name; see [`sandbox_report`]."""
+        with self._lock:
+            return dict(self._running_zygote().report)
 
     def run(self, code: str) -> str:
-        """Run a program and return what it printed."""
-        raise NotImplementedError
+        """
+        Run a program.
+
+        Args:
+            code (`str`):
+                The program. It starts afresh: nothing of earlier calls is there.
+
+        Returns:
+            `str`:
+                What it printed, the value of its last expression if that is not `None`, and one line about the
+                exception, signal or exit code it ended with. Never empty.
+
+        Raises:
+            TimeoutError: If the program ran too long.
+            SandboxError: If it used too much memory or printed too much, or if its process was lost.
+        """
+        with self._call() as (connection, report), _private_directory(report) as directory:
+            request = json.dumps({"code": code, "directory": directory}).encode()
+            try:
+                connection.sendall(request)
+                connection.shutdown(socket.SHUT_WR)
+                reply = _read_all(connection)
+            except TimeoutError:
+                raise TimeoutError(f"the program did not end within {self._timeout_s:g} s") from None
+            except OSError:  # the peer is gone
+                reply = b""
+        if not reply:
+            raise SandboxError("the process of the program was lost; run it again")
+        return self._read(json.loads(reply))
 
     def close(self) -> None:
-        """Stop the sandbox's process."""
-        raise NotImplementedError
+        """Stop the sandbox's process, and every program with it. A later call starts a new one."""
+        with self._lock:
+            self._discard()
 
     def __enter__(self) -> PythonSandbox:
         return self
@@ -40,12 +164,125 @@ class PythonSandbox:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _read(self, reply: dict[str, Any]) -> str:
+        """The text of a reply, or the error that it stands for."""
+        if reply["reason"] == "timeout":
+            raise TimeoutError(f"the program ran longer than {self._timeout_s:g} s and was stopped")
+        if reply["reason"] == "output":
+            limit = self._settings["max_output_bytes"]
+            raise SandboxError(f"the program printed more than {limit} bytes and was stopped; print less")
+        if reply["reason"] == "memory":
+            raise SandboxError(f"the program used more than {self._memory_mb} MB of memory")
+        if reply["reason"] == "error":
+            raise SandboxError(f"the program could not be started: {reply['output']}")
+        text, code = reply["output"], reply["code"]
+        if code == -signal.SIGXCPU:
+            raise TimeoutError(f"the program used more than {self._cpu_s:g} s of CPU time and was stopped")
+        if text and not text.endswith("\n"):
+            text += "\n"
+        if code < 0:
+            text += f"(the program was ended by {signal.Signals(-code).name})\n"
+        elif code > 1 or (code == 1 and not text):
+            text += f"(the program ended with exit code {code})\n"
+        return text or "(no output; print what you want to see)\n"
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[tuple[socket.socket, dict[str, bool]]]:
+        """A connection to a process that was forked for one call."""
+        mine, theirs = socket.socketpair()
+        with mine:
+            mine.settimeout(self._timeout_s + _REPLY_S)
+            with theirs, self._lock:
+                zygote = self._running_zygote()
+                try:
+                    socket.send_fds(zygote.control, [b"call"], [theirs.fileno()])
+                except OSError:  # it died; nothing has been run yet, so that a second try repeats nothing
+                    self._discard()
+                    zygote = self._running_zygote()
+                    socket.send_fds(zygote.control, [b"call"], [theirs.fileno()])
+            yield mine, zygote.report
+
+    def _running_zygote(self) -> Zygote:
+        """The process in use; the lock is held."""
+        if self._zygote is None or self._zygote.owner != os.getpid():  # a fork of the owner needs one of its own
+            self._zygote = start_zygote(self._settings)
+            self._finalizer = weakref.finalize(self, self._zygote.stop)
+        return self._zygote
+
+    def _discard(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._zygote = self._finalizer = None
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@contextlib.contextmanager
+def _private_directory(report: dict[str, bool]) -> Iterator[str]:
+    """Where a program may write: its own `/tmp`, or for lack of a private file system a directory that is removed."""
+    if report["filesystem"]:
+        yield "/tmp"
+        return
+    with tempfile.TemporaryDirectory(prefix="trl-agentic-", ignore_cleanup_errors=True) as directory:
+        if report["account"]:
+            os.chown(directory, 65534, 65534)
+        yield directory
+
 
 def make_python_tool(sandbox: PythonSandbox | None = None) -> Callable[[str], str]:
-    """Make the tool `python`."""
-    raise NotImplementedError
+    """
+    Make the tool `python`, to be passed in `tools=[...]`.
+
+    Args:
+        sandbox ([`PythonSandbox`], *optional*):
+            Where programs run; one with the default limits if not given.
+
+    Returns:
+        `Callable[[str], str]`:
+            A function named `python`.
+    """
+    runner = PythonSandbox() if sandbox is None else sandbox
+
+    def python(code: str) -> str:
+        """
+        Run a Python program and return what it prints.
+
+        Args:
+            code: The program. The value of a last line that is an expression is shown too. Every call starts afresh.
+
+        Returns:
+            The output.
+        """
+        return runner.run(code)
+
+    return python
 
 
 def sandbox_report(sandbox: PythonSandbox | None = None) -> dict[str, str | bool]:
-    """What this machine enforces."""
-    raise NotImplementedError
+    """
+    Say what this machine enforces for programs in the sandbox.
+
+    Args:
+        sandbox ([`PythonSandbox`], *optional*):
+            The sandbox to ask; one with the default limits if not given.
+
+    Returns:
+        `dict[str, str | bool]`:
+            `network`, `filesystem`, `processes`: whether a program is cut off from the machine's; `account`: whether it
+            runs as nobody; `limits`: time, memory, output, always; `kernel`; and `summary`, a sentence.
+    """
+    with contextlib.ExitStack() as stack:
+        report = (sandbox or stack.enter_context(PythonSandbox())).report
+    open_ends = [name for name in ("network", "filesystem", "processes") if not report[name]]
+    summary = "Programs are cut off from network, file system and processes of this machine."
+    if open_ends:
+        summary = (
+            f"Programs run under limits, but are NOT cut off from this machine's {', '.join(open_ends)}: its kernel "
+            "does not allow the namespaces for that."
+        )
+    return {**report, "limits": True, "kernel": platform.release(), "summary": summary}

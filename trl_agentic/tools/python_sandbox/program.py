@@ -1,0 +1,64 @@
+"""Runs the code of one call, in the process that was forked for it. Standard library only."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import builtins
+import contextlib
+import io
+import os
+import sys
+import threading
+import types
+
+EXIT_OUT_OF_MEMORY = 86
+
+
+def show_error(kind: type[BaseException], error: BaseException | None, trace: types.TracebackType | None) -> None:
+    """Print an uncaught exception as one line, `"ZeroDivisionError: division by zero (line 3)"`."""
+    if issubclass(kind, MemoryError):
+        os._exit(EXIT_OUT_OF_MEMORY)
+    line = None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == "<python>":
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    message = str(error)
+    if isinstance(error, SyntaxError):
+        message, line = error.msg, line or error.lineno
+    where = "" if line is None else f" (line {line})"
+    print(f"{kind.__name__}: {message}{where}" if message else f"{kind.__name__}{where}")
+
+
+def leave(code: int) -> None:
+    """
+    End the program's process as the interpreter would, but without tearing every module down: that takes longer than
+    most programs. Where there are other threads, return, so that the interpreter waits for them.
+    """
+    if threading.active_count() > 1:
+        return
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.__stdout__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or no stream any more
+            stream.flush()  # type: ignore[union-attr]
+    os._exit(code)
+
+
+def run_program(code: str) -> None:
+    """Run the code as `__main__`, and show the value of its last expression as an interactive session does."""
+    output = io.FileIO(1, "w", closefd=False)
+    stream = io.TextIOWrapper(io.BufferedWriter(output), "utf-8", "backslashreplace", line_buffering=True)
+    sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = stream  # type: ignore[misc]
+    sys.excepthook = lambda *failed: (show_error(*failed), leave(1))
+    threading.excepthook = lambda failed: show_error(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    sys.argv = [""]
+    builtins.exit = builtins.quit = sys.exit  # which the module `site` adds elsewhere
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    tree = ast.parse(code, "<python>")
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<python>", "exec"), vars(main))
+    if isinstance(last, ast.Expr):
+        sys.displayhook(eval(compile(ast.Expression(last.value), "<python>", "eval"), vars(main)))
+    leave(0)
