@@ -79,7 +79,7 @@ def load_task(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None, li
 
 def measure(trainer: ARPOTrainer, held_out: Dataset, num_samples: int) -> dict[str, Accuracy]:
     """Accuracy at the training temperature, and greedy."""
-    shared = (trainer.rollout, trainer.dialect, held_out, rewards.answer_accuracy)
+    shared = (trainer.rollout, trainer.dialect, held_out, rewards.exact_match_reward)
     return {
         "sampled": measure_accuracy(*shared, num_samples=num_samples),
         "greedy": measure_accuracy(*shared, num_samples=1, temperature=0.0),

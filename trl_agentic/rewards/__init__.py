@@ -10,6 +10,7 @@ from .answers import (
     extract_boxed,
 )
 from .arpo import arpo_reward, arpo_reward_released, executed_tools, make_arpo_reward
+from .exact import exact_match_reward
 from .format import format_conditions, format_share_reward, make_format_share_reward
 from .math_equality import looks_mathematical, math_equal, read_number
 
@@ -21,6 +22,7 @@ __all__ = [
     "answer_tokens",
     "arpo_reward",
     "arpo_reward_released",
+    "exact_match_reward",
     "executed_tools",
     "extract_answer",
     "extract_boxed",
