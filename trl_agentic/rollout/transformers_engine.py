@@ -197,18 +197,11 @@ class TransformersEngine:
 
     def _finish_reason(self, row: _Row) -> FinishReason | None:
         settings = row.request.sampling
-        if row.sampled[-1] in settings.stop_token_ids or self._ends_with_stop_text(row.sampled, settings.stop):
+        if row.sampled[-1] in settings.stop_token_ids or ends_with_stop_text(
+            self._tokenizer, row.sampled, settings.stop
+        ):
             return "stop"
-        return "length" if len(row.sampled) == row.request.max_tokens else None
-
-    def _ends_with_stop_text(self, sampled: list[int], stop: tuple[str, ...]) -> bool:
-        """Whether a stop text has just been completed; tokens are a byte or more each, so it lies in this tail."""
-        if not stop:
-            return False
-        # One token more, since some tokenizers drop the space in front of the first.
-        tail = sampled[-1 - max(len(text.encode()) for text in stop) :]
-        text = self._tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return any(ending in text for ending in stop)
+        return "length" if len(sampled) == row.request.max_tokens else None
 
 
 def keep_rows(cohort: _Cohort, going: list[int]) -> None:
@@ -220,6 +213,16 @@ def keep_rows(cohort: _Cohort, going: list[int]) -> None:
         cohort.attention_mask = cohort.attention_mask[going]
         cohort.logits = cohort.logits[going]
         cohort.cache.batch_select_indices(torch.tensor(going, device=cohort.attention_mask.device))
+
+
+def ends_with_stop_text(tokenizer: PreTrainedTokenizerBase, sampled: list[int], stop: tuple[str, ...]) -> bool:
+    """Whether the last token completed a stop text; tokens are a byte or more each, so it lies in a short tail."""
+    if not stop:
+        return False
+    # One token more, since some tokenizers drop the space in front of the first.
+    tail = sampled[-1 - max(len(text.encode()) for text in stop) :]
+    text = tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return any(ending in text for ending in stop)
 
 
 def sample_tokens(
