@@ -44,6 +44,14 @@ class ResultTokenizer:
         return tuple(sorted({*added, *self._tokenizer.all_special_tokens}, key=len, reverse=True))
 
     @cached_property
+    def _reserved(self) -> frozenset[int]:
+        # SmolLM2 writes <|endoftext|> for the few bytes that it has no token for: nothing is better than that.
+        tokenizer = self._tokenizer
+        reserved = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+        words_of_their_own = {tokenizer.unk_token_id} - reserved
+        return frozenset(set(tokenizer.all_special_ids) - words_of_their_own)
+
+    @cached_property
     def _inside_control_token(self) -> re.Pattern[str]:
         # Matches the empty place behind the first character of a control token.
         return re.compile(
@@ -70,7 +78,7 @@ class ResultTokenizer:
         token_ids: list[int] = []
         for piece in pieces:
             encoded = self._tokenizer(piece, add_special_tokens=False, split_special_tokens=True, verbose=False)
-            token_ids.extend(encoded["input_ids"])
+            token_ids.extend(token for token in encoded["input_ids"] if token not in self._reserved)
         return token_ids
 
 

@@ -58,8 +58,8 @@ def read_signatures(tools: Sequence[Callable[..., Any]]) -> dict[str, ToolSignat
     for tool in tools:
         if not (inspect.isfunction(tool) or inspect.ismethod(tool)):
             raise TypeError(
-                f"A tool has to be a function or a bound method, got {tool!r}. Wrap it in a function with type hints and "
-                "a docstring."
+                f"A tool has to be a function or a bound method, got {tool!r}. Wrap it in a function with type hints "
+                "and a docstring."
             )
         try:
             function = get_json_schema(tool)["function"]
