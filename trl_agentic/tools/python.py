@@ -43,11 +43,12 @@ class PythonSandbox:
     output; an empty environment; no standard input; if this process is root, the program is not. Without namespaces
     the network is open, and files can be read as far as permissions go, and written if this process is not root.
 
-    **Not covered**: faults of the kernel itself (there is no seccomp filter and no virtual machine); memory summed
-    over the processes that one program starts, which is bounded by `memory_mb` times `max_processes`; hyper-threading
-    and timing side channels; anything under Python's own installation prefixes is readable; without namespaces on
-    Linux before 5.14 or as an ordinary user, the limit on processes counts all of the account. Code that must not be
-    trusted at all belongs in a virtual machine.
+    **Not covered**: faults of the kernel itself (there is no seccomp filter and no virtual machine: code that must not
+    be trusted at all belongs in one); memory summed over the processes that one program starts, which is bounded by
+    `memory_mb` times `max_processes`; timing side channels; whatever lies below Python's installation prefixes, which
+    is readable. Without namespaces, the limit on processes counts all of the account's where this process is not root;
+    where it is, and nobody else may enter the directory of its Python, programs can import little more than `preload`
+    and the usual modules.
 
     Args:
         timeout_s (`float`, *optional*, defaults to `10.0`):
@@ -273,8 +274,8 @@ def sandbox_report(sandbox: PythonSandbox | None = None) -> dict[str, str | bool
 
     Returns:
         `dict[str, str | bool]`:
-            `network`, `filesystem`, `processes`: whether a program is cut off from the machine's; `account`: whether it
-            runs as nobody; `limits`: time, memory, output, always; `kernel`; and `summary`, a sentence.
+            `network`, `filesystem` and `processes`: whether a program is cut off from the machine's; `account`:
+            whether it runs as nobody; `limits`: time, memory, output, always; `kernel`; and `summary`, a sentence.
     """
     with contextlib.ExitStack() as stack:
         report = (sandbox or stack.enter_context(PythonSandbox())).report

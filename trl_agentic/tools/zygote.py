@@ -70,7 +70,7 @@ def start_zygote(settings: dict[str, Any]) -> Zygote:
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-s", "-S", "-B", "-c", _BOOT, str(Path(__file__).resolve().parent)],
-            stdin=theirs,
+            stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             env=_ENVIRONMENT,

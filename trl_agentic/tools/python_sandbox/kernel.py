@@ -72,6 +72,13 @@ def drop_capabilities() -> None:
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
+def may_become(uid: int) -> bool:
+    """Whether this process is root and knows the account `uid`; in a user namespace it may not."""
+    with open("/proc/self/uid_map") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return os.geteuid() == 0 and any(first <= uid < first + count for first, _, count in ranges)
+
+
 def enter_user_namespace() -> bool:
     """
     Move this process into new user and mount namespaces, as their root.
@@ -86,7 +93,8 @@ def enter_user_namespace() -> bool:
         unshare(NEW_USER | NEW_MOUNTS)
         map_accounts("self", f"0 {uid} 1", f"0 {gid} 1", deny_groups=True)
         return False
-    os.setgroups([])
+    with contextlib.suppress(OSError):  # denied to a root who is one in a user namespace only
+        os.setgroups([])
     read_end, write_end = os.pipe()
     parent = os.getpid()
     helper = os.fork()  # stays outside, where it may map accounts that are not its own

@@ -30,7 +30,11 @@ from .program import EXIT_OUT_OF_MEMORY, run_program
 NOBODY = 65534
 PROGRAM_ACCOUNT = 1000  # inside a user namespace
 EXIT_NOT_STARTED = 87
-STANDARD_MODULES = "collections datetime decimal fractions functools heapq itertools math random re statistics string"
+# Imported once for all programs: what short programs import most.
+STANDARD_MODULES = (
+    "bisect cmath collections copy csv dataclasses datetime decimal enum fractions functools heapq itertools json "
+    "math operator random re statistics string subprocess tempfile textwrap typing"
+)
 
 
 class Sandbox:
@@ -38,7 +42,8 @@ class Sandbox:
 
     def __init__(self, settings: dict[str, Any]):
         self.settings = settings
-        self.report = {"network": False, "filesystem": False, "processes": False, "account": os.geteuid() == 0}
+        self.report = {"network": False, "filesystem": False, "processes": False}
+        self.report["account"] = kernel.may_become(NOBODY)
         self.second_account = False
         self.pid_namespace: int | None = None
         if settings["namespaces"]:

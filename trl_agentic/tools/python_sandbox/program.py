@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import types
+from typing import Any
 
 EXIT_OUT_OF_MEMORY = 86
 
@@ -45,15 +46,21 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
+def show_last_error(*failed: Any) -> None:
+    """What happens to an exception that ends the program."""
+    show_error(*failed)
+    leave(1)
+
+
 def run_program(code: str) -> None:
     """Run the code as `__main__`, and show the value of its last expression as an interactive session does."""
     output = io.FileIO(1, "w", closefd=False)
     stream = io.TextIOWrapper(io.BufferedWriter(output), "utf-8", "backslashreplace", line_buffering=True)
     sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = stream  # type: ignore[misc]
-    sys.excepthook = lambda *failed: (show_error(*failed), leave(1))
+    sys.excepthook = show_last_error
     threading.excepthook = lambda failed: show_error(failed.exc_type, failed.exc_value, failed.exc_traceback)
     sys.argv = [""]
-    builtins.exit = builtins.quit = sys.exit  # which the module `site` adds elsewhere
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # elsewhere the module `site` adds them
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     tree = ast.parse(code, "<python>")
