@@ -21,7 +21,6 @@ from trl_agentic.rollout import vllm_entropy
 from trl_agentic.rollout.vllm_engine import VLLMEngine
 from trl_agentic.rollout.vllm_entropy import EXTRA_ARG, STORE, EntropyProcessor, EntropyStore, Measurement
 
-
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -196,10 +196,8 @@ class TransformersEngine:
         return [events[index] for index in range(len(cohort.rows))]
 
     def _finish_reason(self, row: _Row) -> FinishReason | None:
-        settings = row.request.sampling
-        if row.sampled[-1] in settings.stop_token_ids or ends_with_stop_text(
-            self._tokenizer, row.sampled, settings.stop
-        ):
+        settings, sampled = row.request.sampling, row.sampled
+        if sampled[-1] in settings.stop_token_ids or ends_with_stop_text(self._tokenizer, sampled, settings.stop):
             return "stop"
         return "length" if len(sampled) == row.request.max_tokens else None
 
