@@ -44,7 +44,7 @@ check_disk() {
     local free_kb
     free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
     if ((free_kb < needed_gb * 1024 * 1024)); then
-        fail "The installation needs about $needed_gb GB here, and $((free_kb / 1024)) MB are free. Make room, or clone to a larger disk."
+        fail "The installation needs about $needed_gb GB here, and $((free_kb / 1024 / 1024)) GB are free. Make room, or clone to a larger disk."
     fi
 }
 
