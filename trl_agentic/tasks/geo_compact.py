@@ -15,12 +15,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
-import bm25s
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
+from ..tools.bm25_library import import_bm25s
 from .geo_facts import CITY_RELATIONS, COUNTRY_RELATIONS, Value, cities, countries, facts
 from .geo_questions import OPERATIONS, Compute, Question, solve
 
@@ -146,13 +147,13 @@ def documents() -> list[dict[str, str]]:
 
 
 @cache
-def _index() -> tuple[bm25s.BM25, list[str], np.ndarray, frozenset[str]]:
+def _index() -> tuple[Any, list[str], np.ndarray, frozenset[str]]:
     """The BM25 index over all passages, the passages, their lengths in words, and the words it knows."""
     pairs = [(line, document["title"]) for document in documents() for line in document["text"].split(" . ")]
     passages = [line for line, _ in pairs]
     # No length normalisation: a list of neighbours is no worse an answer for being long. The title counts beside the
     # text, so that a fact about an entity comes before one that mentions it.
-    index = bm25s.BM25(b=0.0)
+    index = import_bm25s().BM25(b=0.0)
     index.index([[*line.split(), title] for line, title in pairs], show_progress=False)
     lengths = np.array([len(line.split()) for line in passages])
     return index, passages, lengths, frozenset(token for line in passages for token in line.split())
