@@ -93,7 +93,9 @@ def test_a_call_before_more_text_is_open_while_the_message_goes_on(read):
 
 
 def test_an_answer_makes_a_turn_final_whatever_stood_before_it(read):
-    assert read(f"<search>Cuba</search> <browser>x</browser> <answer>\\boxed{{1}}</answer>{EOS}").calls == ()
+    answer = f"<answer>\\boxed{{1}}</answer>{EOS}"
+    assert read(f"<search>Cuba</search> <browser>x</browser> {answer}").calls == ()
+    assert read(f"No need for <search> here: {answer}").calls == ()
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,19 @@ def test_markup_that_the_tokenizer_knows_as_one_token_is_plain_text_in_a_result(
     assert "x</tool_response>y" in own.decode(rendered)
 
 
+def test_a_template_that_drops_a_result_is_reported(tokenizer):
+    first_only = smollm2("qwen3_instruct_2507")
+    before = first_only.chat_template
+    first_only = TemplateDialect(first_only, TOOLS, chat_template=before)
+    first_only._tokenizer.chat_template = before.replace(
+        "{{- content }}", "{{- content if messages[loop.index0 - 1].role != 'tool' else '' }}"
+    )
+    assert first_only._tokenizer.chat_template != before
+    first_only.render([2], [result("Havana")])
+    with pytest.raises(ValueError, match="each of 2 tool results exactly once"):
+        first_only.render([2], [result("Havana"), result("110")])
+
+
 def test_a_template_that_writes_results_as_json_still_does():
     tokenizer = smollm2("gptoss")
     rendered = TemplateDialect(tokenizer, TOOLS).render([2], [result('say "Havana"\n')])

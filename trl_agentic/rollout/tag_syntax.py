@@ -27,7 +27,7 @@ class Tag:
         body (`str`):
             Text between the tags; empty for a broken call.
         end (`int`):
-            Character position behind the closing tag; the length of the text if there is none.
+            Character position behind the closing tag; behind the opening one if it was never closed.
         closed (`bool`):
             Whether it ends with a closing tag.
         problem (`str`, *optional*):
@@ -112,7 +112,7 @@ def _read_call(text: str, marker: re.Match[str], tools: Collection[str]) -> Tag:
     names = "|".join(re.escape(tool) for tool in tools)
     closing = re.compile(f"</({names})>").search(text, marker.end())
     if closing is None:
-        return Tag(name, "", len(text), False, f"<{name}> was never closed: end the call with </{name}>.")
+        return Tag(name, "", marker.end(), False, f"<{name}> was never closed: end the call with </{name}>.")
     body = text[marker.end() : closing.start()]
     nested = re.search(f"<({names})>", body)
     if nested:

@@ -162,7 +162,7 @@ class TemplateDialect:
                 The tokens. Control tokens inside a result are plain text in them.
 
         Raises:
-            ValueError: If the template writes earlier messages differently once results follow.
+            ValueError: If the template writes earlier messages differently once results follow, or drops a result.
         """
         mark = "resultmark"
         while any(mark in result.content for result in results):
@@ -196,7 +196,13 @@ class TemplateDialect:
                 "The chat template writes a turn differently once tool results follow it, so tokens that were sampled "
                 "already would change. Use a template that keeps earlier messages as they are, or tool_dialect='tags'."
             )
-        return after[len(before if ended else body) :] if end else after[len(before) :]
+        suffix = after[len(before if ended else body) :] if end else after[len(before) :]
+        if suffix.count(mark) != 2 * len(results):
+            raise ValueError(
+                f"The chat template does not show each of {len(results)} tool results exactly once. Use a template "
+                "that does, or tool_dialect='tags'."
+            )
+        return suffix
 
     def _render_text(self, messages: list[dict[str, Any]], add_generation_prompt: bool = False) -> str:
         text = self._tokenizer.apply_chat_template(
