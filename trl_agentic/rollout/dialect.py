@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..types import Segment, ToolCall, ToolResult
 
@@ -60,7 +60,7 @@ class Dialect(Protocol):
 
 
 def make_dialect(
-    name: Literal["auto", "tags", "template"],
+    name: str,
     tokenizer: PreTrainedTokenizerBase,
     tools: Sequence[Callable[..., Any]],
     *,
