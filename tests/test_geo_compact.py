@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils import get_json_schema
 
@@ -27,6 +27,7 @@ def test_numbers_have_two_significant_digits(value, expected):
     assert number(value) == expected
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=10, max_value=99_000_000_000))
 def test_a_number_is_a_word_within_five_percent_of_its_value(value):
     assert number(value) in geo_compact.word_kinds()["number"]
@@ -115,8 +116,6 @@ def test_transformers_reads_the_schemas_of_the_tools(rendering):
 
 
 def test_every_word_is_one_token_and_survives_decoding(tokenizer):
-    for name in vocabulary()[3:]:
-        assert tokenizer(name)["input_ids"] == [vocabulary().index(name)] if name in ("Cuba", "11e4") else True
     text = "<think> need area </think> <search> area of Cuba </search>"
     assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
     ids = tokenizer(" ".join(vocabulary()))["input_ids"]

@@ -59,9 +59,10 @@ def number(value: float) -> str:
     """
     if value < 0:
         return f"- {number(-value)}"
-    if round(value) < 10:
-        return str(round(value))
-    mantissa, exponent = f"{value:.1e}".split("e")
+    whole = round(value)
+    if whole < 10:
+        return str(whole)
+    mantissa, exponent = f"{whole:.1e}".split("e")
     return f"{mantissa.replace('.', '')}e{int(exponent) - 1}"
 
 
