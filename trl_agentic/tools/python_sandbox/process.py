@@ -178,16 +178,19 @@ class Sandbox:
     def _drop_privileges(self, own_proc: bool) -> None:
         in_namespace = self.pid_namespace is not None or self.report["filesystem"]
         account = PROGRAM_ACCOUNT if self.second_account else NOBODY
+        guards = 1  # processes of ours that the limit would count
         if self.second_account or (self.report["account"] and not in_namespace):
             os.setresgid(account, account, account)
             os.setresuid(account, account, account)
+            guards = 0
         kernel.control(kernel.SET_DUMPABLE, 1)  # else `/proc/self` belongs to root
-        guards = 1
         if in_namespace and own_proc:  # processes are counted per user namespace, hence one per call
             uid, gid = os.getuid(), os.getgid()
             kernel.unshare(kernel.NEW_USER)
             kernel.map_accounts("self", f"{PROGRAM_ACCOUNT} {uid} 1", f"{PROGRAM_ACCOUNT} {gid} 1", deny_groups=True)
             guards = 0
+            with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
+                file.write("0")  # in this namespace: the program shall not become the root of another one
         kernel.drop_capabilities()
         kernel.limit_resources(self.settings["limits"] | {"NPROC": self.settings["max_processes"] + guards})
 
