@@ -18,6 +18,7 @@ import os
 import platform
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -140,7 +141,7 @@ class PythonSandbox:
             TimeoutError: If the program ran too long.
             SandboxError: If it used too much memory or printed too much, or if its process was lost.
         """
-        with self._call() as (connection, report), _private_directory(report) as directory:
+        with self._call() as (connection, zygote), _private_directory(zygote.report) as directory:
             request = json.dumps({"code": code, "directory": directory}).encode()
             try:
                 connection.sendall(request)
@@ -151,6 +152,7 @@ class PythonSandbox:
             except OSError:  # the peer is gone
                 reply = b""
         if not reply:
+            self._discard_if_dead(zygote)
             raise SandboxError("the process of the program was lost; run it again")
         return self._read(json.loads(reply))
 
@@ -188,7 +190,7 @@ class PythonSandbox:
         return text or "(no output; print what you want to see)\n"
 
     @contextlib.contextmanager
-    def _call(self) -> Iterator[tuple[socket.socket, dict[str, bool]]]:
+    def _call(self) -> Iterator[tuple[socket.socket, Zygote]]:
         """A connection to a process that was forked for one call."""
         mine, theirs = socket.socketpair()
         with mine:
@@ -201,7 +203,7 @@ class PythonSandbox:
                     self._discard()
                     zygote = self._running_zygote()
                     socket.send_fds(zygote.control, [b"call"], [theirs.fileno()])
-            yield mine, zygote.report
+            yield mine, zygote
 
     def _running_zygote(self) -> Zygote:
         """The process in use; the lock is held."""
@@ -209,6 +211,14 @@ class PythonSandbox:
             self._zygote = start_zygote(self._settings)
             self._finalizer = weakref.finalize(self, self._zygote.stop)
         return self._zygote
+
+    def _discard_if_dead(self, zygote: Zygote) -> None:
+        """Drop a process that is dying, so that no other call is sent to it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            zygote.process.wait(timeout=0.5)
+            with self._lock:
+                if self._zygote is zygote:
+                    self._discard()
 
     def _discard(self) -> None:
         if self._finalizer is not None:
