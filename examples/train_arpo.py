@@ -5,9 +5,9 @@ Train a tool-using agent with ARPO.
     accelerate launch examples/train_arpo.py --config configs/arpo_smollm2_cpu.yaml --dataset train_10k.parquet \\
         --search_corpus search_cache.json
 
-Every value of a YAML can be overridden by a flag. What the run leaves in `output_dir`: the model, `trajectories.parquet`
-with every rollout, `curves.png`, `log_history.json` and, with `num_eval_questions` above 0, `before_after.md` and
-`scores.npz`.
+Every value of a YAML can be overridden by a flag. What the run leaves in `output_dir`: the model,
+`trajectories.parquet` with every rollout, `curves.png`, `log_history.json` and, with `num_eval_questions` above 0,
+`before_after.md` and `scores.npz`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def load_task(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None, li
         raise ValueError("`search_corpus` is needed with a dataset other than 'geo': the texts that `search` finds.")
     corpus = Path(script_args.search_corpus)
     backend = BM25Search.load(corpus) if corpus.is_dir() else BM25Search.from_arpo_cache(corpus)
-    train = load_arpo(script_args.dataset, drop_duplicates=True)
+    train = load_arpo(script_args.dataset, drop_unanswered=True, drop_duplicates=True)
     if script_args.num_train_questions is not None:
         train = train.select(range(script_args.num_train_questions))
     return train, None, [make_search_tool(backend), make_python_tool()]

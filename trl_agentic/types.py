@@ -1,19 +1,19 @@
 """
 What a rollout is made of: segments of tokens, trajectories, and the tree that the trajectories of one prompt form.
 
-Standard library only. Every object is frozen, and what has to stay aligned (token ids, log-probs, entropies) is checked
-where it is born, so it cannot drift apart later. Facts are stored here; whatever follows from them is a property.
+Standard library only. Every object is frozen, and what has to stay aligned (ids, log-probs, entropies) is checked once,
+at birth. Facts are stored here; whatever follows from them is a property.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """Why a trajectory ended."""
 
     FINISHED = "finished"  # the model ended its last message itself
@@ -24,7 +24,7 @@ class Status(str, Enum):
     ERROR = "error"  # the engine gave up on the request
 
 
-class CallStatus(str, Enum):
+class CallStatus(StrEnum):
     """What became of a tool call."""
 
     OK = "ok"
@@ -41,7 +41,7 @@ class CallStatus(str, Enum):
         return self in (CallStatus.UNKNOWN_TOOL, CallStatus.INVALID_ARGUMENTS, CallStatus.MALFORMED)
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """Where a trajectory was started."""
 
     INITIAL = "initial"  # at the prompt, before any branch
@@ -55,10 +55,8 @@ class ToolCall:
     A tool call as the model wrote it.
 
     Args:
-        name (`str`):
-            Name of the tool.
-        arguments (`Mapping[str, Any]`):
-            Keyword arguments.
+        name (`str`), arguments (`Mapping[str, Any]`):
+            Name of the tool and its keyword arguments.
         problem (`str`, *optional*):
             Why the call could not be parsed, as a sentence that the model gets to read. `None` for a well-formed call.
     """
@@ -104,7 +102,7 @@ class Segment:
         sampled (`bool`):
             Whether the policy sampled these tokens. Only sampled tokens are trained and counted in statistics.
         logprobs (`tuple[float, ...]`, *optional*):
-            Log-probability of each token under the policy that sampled it. Required for, and only for, sampled segments.
+            Log-probability of each token under the policy that sampled it; for sampled segments, and only for them.
         entropies (`tuple[float, ...]`, *optional*):
             Entropy of the distribution each token was sampled from, in nats; only for sampled segments.
         results (`tuple[ToolResult, ...]`, *optional*, defaults to `()`):
@@ -128,10 +126,8 @@ class Segment:
                 raise ValueError(f"A segment that was not sampled has no {name}; got {len(values)} values.")
             if len(values) != len(self.token_ids):
                 raise ValueError(f"A segment of {len(self.token_ids)} tokens needs as many {name}, got {len(values)}.")
-        if self.sampled and self.logprobs is None:
-            raise ValueError("A sampled segment needs the log-probs of its tokens.")
-        if self.sampled and self.results:
-            raise ValueError("Tool results belong to a segment that was not sampled.")
+        if self.sampled and (self.logprobs is None or self.results):
+            raise ValueError("A sampled segment has the log-probs of its tokens, and no tool results.")
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -140,12 +136,9 @@ class Segment:
         """The first `num_tokens` tokens as a segment of their own (tool results stay with a whole segment only)."""
         if num_tokens == len(self):
             return self
-        return Segment(
-            token_ids=self.token_ids[:num_tokens],
-            sampled=self.sampled,
-            logprobs=None if self.logprobs is None else self.logprobs[:num_tokens],
-            entropies=None if self.entropies is None else self.entropies[:num_tokens],
-        )
+        logprobs = None if self.logprobs is None else self.logprobs[:num_tokens]
+        entropies = None if self.entropies is None else self.entropies[:num_tokens]
+        return Segment(self.token_ids[:num_tokens], self.sampled, logprobs, entropies)
 
 
 def cut(segments: tuple[Segment, ...], num_tokens: int) -> tuple[Segment, ...]:
@@ -156,8 +149,7 @@ def cut(segments: tuple[Segment, ...], num_tokens: int) -> tuple[Segment, ...]:
             break
         kept.append(segment.head(min(num_tokens, len(segment))))
         num_tokens -= len(segment)
-    if num_tokens > 0:
-        raise ValueError(f"The cut lies {num_tokens} tokens behind the end of the trajectory.")
+    assert num_tokens <= 0, f"the cut lies {num_tokens} tokens behind the end of the trajectory"
     return tuple(kept)
 
 
@@ -201,16 +193,12 @@ class Trajectory:
     @property
     def logprobs(self) -> list[float | None]:
         """Log-probability of each sampled token, `None` elsewhere, of length `T`."""
-        return [
-            value for segment in self.segments for value in (segment.logprobs or (None,) * len(segment.token_ids))
-        ]
+        return [value for part in self.segments for value in (part.logprobs or (None,) * len(part))]
 
     @property
     def entropies(self) -> list[float | None]:
         """Entropy of each sampled token in nats, `None` where there is none, of length `T`."""
-        return [
-            value for segment in self.segments for value in (segment.entropies or (None,) * len(segment.token_ids))
-        ]
+        return [value for part in self.segments for value in (part.entropies or (None,) * len(part))]
 
     @property
     def results(self) -> list[ToolResult]:
@@ -220,13 +208,8 @@ class Trajectory:
     @property
     def own_results(self) -> list[ToolResult]:
         """The tool results that this trajectory did not inherit from its parent."""
-        own: list[ToolResult] = []
-        position = 0
-        for segment in self.segments:
-            if position >= self.fork:
-                own.extend(segment.results)
-            position += len(segment)
-        return own
+        inherited = sum(len(segment.results) for segment in cut(self.segments, self.fork))
+        return self.results[inherited:]
 
 
 @dataclass(frozen=True)
@@ -247,10 +230,8 @@ class BranchPoint:
             Normalised entropy change, in [-1, 1].
         score (`float`):
             `alpha + weight * change`, not clipped.
-        wanted (`int`):
-            Children that the gate asked for.
-        granted (`int`):
-            Children that the budget allowed.
+        wanted (`int`), granted (`int`):
+            Children that the gate asked for, and those that the budget allowed.
     """
 
     trajectory: int

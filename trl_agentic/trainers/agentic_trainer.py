@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +16,21 @@ from trl.data_utils import is_conversational
 from trl.extras.profiling import profiling_context
 from trl.trainer.utils import get_config_model_id, split_tensor_dict
 
-from ..hub import TrajectoryWriter, trajectory_rows
 from ..rollout.batch import RolloutBatch, completion_metrics, depth_first, rollout_metrics
 from ..rollout.dialect import make_dialect
 from ..rollout.engine import Engine, SamplingSettings
 from ..rollout.loop import Limits, Prompt, RolloutLoop
 from ..rollout.policy import BranchPolicy, NoBranching
+from ..rollout.trajectory_file import TrajectoryWriter, trajectory_rows
 from ..tools import ToolRuntime
 from ..types import BranchTree
 from .arpo_config import ARPOConfig
 from .checks import check_arguments, check_columns, describe_first_rows, warn_without_spread
+from .colocated import awake, build_engine, extra_vllm_arguments
 from .group_rows import shuffle_groups
+from .keep_trajectories import KeepTrajectories
 from .non_finite import SkipNonFiniteSteps
 from .reward_guard import RewardGuard
-from .vllm_arguments import colocated_engine, extra_vllm_arguments
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -88,9 +88,14 @@ class AgenticTrainer(GRPOTrainer):
                 quantization_config=quantization_config,
                 peft_config=peft_config,
             )
+        self._set_up_rollouts(tools or [], engine)
+
+    def _set_up_rollouts(self, tools: list[Callable], engine: Engine | None) -> None:
+        """Build what stands between TRL's trainer and the loop."""
+        args = self.args
         if self._is_vlm:
             raise ValueError(f"{type(self).__name__} trains text models; pass a tokenizer as `processing_class`.")
-        self.rollout_tools = list(tools or [])
+        self.rollout_tools = list(tools)
         self.dialect = make_dialect(
             args.tool_dialect,
             self._tokenizer,
@@ -102,16 +107,14 @@ class AgenticTrainer(GRPOTrainer):
         self.runtime = ToolRuntime(
             self.rollout_tools, num_workers=args.num_tool_workers, timeout_s=args.tool_timeout_s
         )
-        self.engine = colocated_engine(self) if engine is None else engine
-        self.trajectory_writer = (
-            TrajectoryWriter(args.output_dir, rank=self.accelerator.process_index) if args.save_trajectories else None
-        )
-        # TRL guesses from the last token which rows are truncated; the status of a rollout knows.
-        self.mask_truncated_completions = False
-        self._model_version = 0
-        self._num_rollouts = 0
+        self.engine = build_engine(self) if engine is None else engine
+        self.mask_truncated_completions = False  # TRL guesses by the last token; the status of a rollout knows
+        self._model_version = self._num_rollouts = 0
         self._has_described = False
+        self.trajectory_writer = TrajectoryWriter(args.output_dir, rank=self.accelerator.process_index)
         self.add_callback(SkipNonFiniteSteps(self))
+        if args.save_trajectories:
+            self.add_callback(KeepTrajectories(self))
 
     def rollout(
         self,
@@ -157,7 +160,7 @@ class AgenticTrainer(GRPOTrainer):
             ),
         )
         self._sync_weights()
-        with self._awake(), profiling_context(self, "rollout"):
+        with awake(self), profiling_context(self, "rollout"):
             start = time.perf_counter()
             trees = [depth_first(tree) for tree in loop.run(planted)]
             self._rollout_s = time.perf_counter() - start
@@ -188,22 +191,6 @@ class AgenticTrainer(GRPOTrainer):
                 self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
             self._model_version += 1
-
-    @contextmanager
-    def _awake(self):
-        """Keep a sleeping engine awake for the whole rollout."""
-        if not (self.use_vllm and self.args.vllm_enable_sleep_mode):
-            yield
-            return
-        generation = self.vllm_generation
-        if generation._llm_weights_sleeping:
-            generation.sync_weights()
-        generation.llm.wake_up(tags=["kv_cache"])
-        try:
-            yield
-        finally:
-            generation.llm.sleep(level=2)
-            generation._llm_weights_sleeping = True
 
     def _generate(self, prompts: list):
         """Roll out the prompts of this process; see [`~trl.GRPOTrainer`] for the eight values."""
@@ -270,7 +257,7 @@ class AgenticTrainer(GRPOTrainer):
             describe_first_rows(self._batch, self._tokenizer)
             self._has_described = True
         warn_without_spread(self._metrics["train"])
-        if self.trajectory_writer is not None:
+        if self.args.save_trajectories:
             self._save_trajectories(rewards_per_func, rewards, output["advantages"])
         return output
 
@@ -286,20 +273,19 @@ class AgenticTrainer(GRPOTrainer):
         self, rewards_per_func: torch.Tensor, rewards: torch.Tensor, advantages: torch.Tensor
     ) -> None:
         """Write the trees of this generation, scores included."""
-        self.trajectory_writer.write(
-            self.state.global_step,
-            trajectory_rows(
-                self._trees,
-                step=self.state.global_step,
-                model_version=self._model_version,
-                messages=self._batch.completions,
-                rewards=rewards.tolist(),
-                reward_functions={
-                    name: rewards_per_func[:, column].tolist() for column, name in enumerate(self.reward_func_names)
-                },
-                advantages=advantages.tolist(),
-            ),
+        if advantages.dim() == 1:
+            advantages = advantages.unsqueeze(1).expand(-1, max(map(len, self._batch.completion_ids)))
+        step, scores = self.state.global_step, rewards_per_func.T.tolist()
+        rows = trajectory_rows(
+            self._trees,
+            step=step,
+            model_version=self._model_version,
+            messages=self._batch.completions,
+            rewards=rewards.tolist(),
+            reward_functions=dict(zip(self.reward_func_names, scores, strict=True)),
+            advantages=advantages.tolist(),
         )
+        self.trajectory_writer.write(step, rows)
 
     def _prepare_inputs(self, generation_batch):
         """As in TRL, but whole groups are shuffled, so that a micro-batch holds a contiguous piece of a tree."""

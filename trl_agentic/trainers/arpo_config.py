@@ -15,6 +15,22 @@ CHOICES = {
     "tool_dialect": ("auto", "tags", "template"),
 }
 
+NO_SERVER = "branches join the engine while it decodes, which needs the colocated one"
+UNSUPPORTED = {
+    "vllm_mode": NO_SERVER,
+    "vllm_server_base_url": NO_SERVER,
+    "vllm_server_host": NO_SERVER,
+    "vllm_server_port": NO_SERVER,
+    "vllm_server_timeout": NO_SERVER,
+    "vllm_group_port": NO_SERVER,
+    "vllm_tensor_parallel_size": "each process drives an engine of its own",
+    "vllm_structured_outputs_regex": "a regular expression cannot describe a rollout of several turns",
+    "use_transformers_continuous_batching": "it cannot be joined while it decodes; use vLLM for throughput",
+    "transformers_continuous_batching_config": "continuous batching is not used",
+    "cache_implementation": "the rollout manages its own cache",
+    "ds3_gather_for_generation": "the policy itself does not generate under DeepSpeed; vLLM does",
+}
+
 
 @dataclass
 class ARPOConfig(GRPOConfig):
@@ -169,21 +185,8 @@ class ARPOConfig(GRPOConfig):
             )
 
     def _check_unsupported(self) -> None:
-        """Options of TRL's that cannot work with a branching rollout."""
-        problems = {
-            "vllm_mode": self.use_vllm and self.vllm_mode != "colocate",
-            "vllm_tensor_parallel_size": self.vllm_tensor_parallel_size != 1,
-            "vllm_structured_outputs_regex": self.vllm_structured_outputs_regex is not None,
-            "use_transformers_continuous_batching": self.use_transformers_continuous_batching,
-            "cache_implementation": self.cache_implementation is not None,
-        }
-        remedies = {
-            "vllm_mode": "branches join the engine while it decodes, which needs vllm_mode='colocate'",
-            "vllm_tensor_parallel_size": "each process drives an engine of its own; set it to 1",
-            "vllm_structured_outputs_regex": "a regular expression cannot describe several turns; unset it",
-            "use_transformers_continuous_batching": "set it to False and use vLLM for throughput",
-            "cache_implementation": "the rollout manages its own cache; unset it",
-        }
-        for name, is_problem in problems.items():
-            if is_problem:
-                raise ValueError(f"`{name}={vars(self)[name]!r}` is not supported: {remedies[name]}.")
+        """Options of TRL's that could only be ignored here."""
+        for name, remedy in UNSUPPORTED.items():
+            default = GRPOConfig.__dataclass_fields__[name].default
+            if (value := vars(self)[name]) != default:
+                raise ValueError(f"`{name}={value!r}` is not supported: {remedy}. Leave it at {default!r}.")

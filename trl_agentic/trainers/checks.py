@@ -55,8 +55,8 @@ def check_arguments(trainer: str, args: Any, tools: Any, rollout_func: Any, envi
     for name, value in (("rollout_func", rollout_func), ("environment_factory", environment_factory)):
         if value is not None:
             raise ValueError(
-                f"{trainer} brings its own rollout and does not take `{name}`. Pass plain functions as `tools`, or use "
-                "trl.GRPOTrainer."
+                f"{trainer} brings its own rollout and does not take `{name}`. Pass plain functions as `tools`, or "
+                "use trl.GRPOTrainer."
             )
 
 

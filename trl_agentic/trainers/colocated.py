@@ -1,4 +1,4 @@
-"""TRL builds the colocated vLLM; what it does not pass on, this module adds."""
+"""The colocated vLLM: TRL builds it, and what TRL does not pass on or do is here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def extra_vllm_arguments(args: ARPOConfig) -> Iterator[None]:
         vllm_generation.LLM = original
 
 
-def colocated_engine(trainer: AgenticTrainer) -> Engine:
+def build_engine(trainer: AgenticTrainer) -> Engine:
     """
     The engine of a trainer: its colocated vLLM, or its own model through `transformers`.
 
@@ -66,3 +66,26 @@ def colocated_engine(trainer: AgenticTrainer) -> Engine:
             "Without vLLM the policy itself generates, which does not work on sharded parameters. Set use_vllm=True."
         )
     return TransformersEngine(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class)
+
+
+@contextmanager
+def awake(trainer: AgenticTrainer) -> Iterator[None]:
+    """
+    Keep a sleeping engine awake for a whole rollout, and put it to sleep after it.
+
+    Args:
+        trainer ([`AgenticTrainer`]):
+            Its trainer; nothing happens unless it uses vLLM with `vllm_enable_sleep_mode`.
+    """
+    if not (trainer.use_vllm and trainer.args.vllm_enable_sleep_mode):
+        yield
+        return
+    generation = trainer.vllm_generation
+    if generation._llm_weights_sleeping:
+        generation.sync_weights()
+    generation.llm.wake_up(tags=["kv_cache"])
+    try:
+        yield
+    finally:
+        generation.llm.sleep(level=2)
+        generation._llm_weights_sleeping = True

@@ -1,0 +1,59 @@
+"""A trainer with its real colocated vLLM: parity, weight sync, prefix cache."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+BLOCK_SIZE = 32
+
+
+@pytest.fixture(scope="module")
+def figures(tmp_path_factory):
+    """What `vllm_checks.py` measured."""
+    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, str(HERE / "vllm_checks.py"), str(tmp_path_factory.mktemp("vllm"))],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment,
+    )
+    lines = [line for line in process.stdout.splitlines() if line.startswith("FIGURES ")]
+    assert process.returncode == 0 and lines, process.stdout[-2000:] + process.stderr[-4000:]
+    return json.loads(lines[0].removeprefix("FIGURES "))
+
+
+def test_engine_and_trainer_agree_on_logprobs_and_entropies(figures):
+    assert figures["at_start"]["tokens"] > 200
+    assert figures["at_start"]["logprobs"] < 1e-3
+    assert figures["at_start"]["entropies"] < 1e-3
+
+
+def test_weights_that_changed_visibly_reach_the_engine_with_the_sync_and_not_before(figures):
+    assert figures["changed_not_synced"]["logprobs"] > 0.1
+    assert figures["changed_and_synced"]["logprobs"] < 1e-3
+    assert figures["changed_and_synced"]["entropies"] < 1e-3
+
+
+def test_a_branch_recomputes_at_most_one_cache_block_of_its_prefix(figures):
+    assert figures["branches"] >= 6
+    assert len(figures["children"]) == figures["branches"]
+    for child in figures["children"]:
+        assert child["prefix"] - child["cached"] <= BLOCK_SIZE
+
+
+def test_every_prompt_gets_its_eight_trajectories(figures):
+    assert figures["trees"] == [8] * 6
+
+
+def test_training_changes_every_parameter_and_logs_what_it_did(figures):
+    changed, total = figures["changed_parameters"]
+    assert changed == total
+    for name in ("reward", "branch/rate", "rollout/tool_calls", "rollout/tokens_per_s", "completions/clipped_ratio"):
+        assert name in figures["logged"]
+    assert figures["logged"]["sampling/sampling_logp_difference/mean"] < 1e-3
