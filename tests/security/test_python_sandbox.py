@@ -340,6 +340,18 @@ def test_the_private_directory_is_private_and_removed(sandbox):
     assert not Path(where, "note").exists()
 
 
+def test_a_python_below_tmp_is_not_hidden_by_the_private_directory(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as prefix:
+        Path(prefix).chmod(0o755)
+        Path(prefix, "library").touch()
+        monkeypatch.setattr(sys, "exec_prefix", prefix)
+        with PythonSandbox(**LIMITS) as sandbox:
+            needs(sandbox, "filesystem")
+            code = f"import os\nopen('note', 'w').close()\nprint(os.listdir({prefix!r}), os.listdir())"
+            assert sandbox.run(code) == "['library'] ['note']\n"
+            assert sandbox.run(f"open({prefix + '/more'!r}, 'w')").startswith("OSError: [Errno 30]")
+
+
 def test_a_directory_that_denies_access_is_removed_too(limited):
     where = limited.run("import os\nos.makedirs('a/b')\nos.chmod('a', 0)\nprint(os.getcwd())").strip()
     assert not Path(where).exists()

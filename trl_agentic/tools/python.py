@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .zygote import SandboxError, Zygote, start_zygote
+from .zygote import SandboxError, Zygote, python_paths, start_zygote
 
 _REPLY_S = 15.0  # how much later than the deadline a reply may come on a busy machine
 
@@ -94,25 +94,23 @@ class PythonSandbox:
             raise ValueError(f"Every limit of PythonSandbox must be positive, got {numbers}.")
         self._timeout_s = timeout_s
         self._memory_mb = memory_mb
-        limits = {
-            "CPU": math.ceil(self._cpu_s),
-            "AS": memory_mb << 20,
-            "FSIZE": disk_mb << 20,
-            "NOFILE": 256,
-            "CORE": 0,
-            "MEMLOCK": 0,
-            "MSGQUEUE": 0,
-        }
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "timeout_s": timeout_s,
             "disk_mb": disk_mb,
             "max_output_bytes": max_output_bytes,
             "max_processes": max_processes,
             "preload": list(preload),
             "namespaces": namespaces,
-            "limits": limits,
-            "packages": [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))],
-            "paths": sorted({sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}),
+            "limits": {
+                "CPU": math.ceil(self._cpu_s),
+                "AS": memory_mb << 20,
+                "FSIZE": disk_mb << 20,
+                "NOFILE": 256,
+                "CORE": 0,
+                "MEMLOCK": 0,
+                "MSGQUEUE": 0,
+            },
+            **python_paths(),
         }
         self._lock = threading.Lock()
         self._zygote: Zygote | None = None
@@ -141,7 +139,7 @@ class PythonSandbox:
             TimeoutError: If the program ran too long.
             SandboxError: If it used too much memory or printed too much, or if its process was lost.
         """
-        with self._call() as (connection, zygote), _private_directory(zygote.report) as directory:
+        with self._call() as (connection, zygote), self._private_directory(zygote.report) as directory:
             request = json.dumps({"code": code, "directory": directory}).encode()
             try:
                 connection.sendall(request)
@@ -205,6 +203,17 @@ class PythonSandbox:
                     socket.send_fds(zygote.control, [b"call"], [theirs.fileno()])
             yield mine, zygote
 
+    @contextlib.contextmanager
+    def _private_directory(self, report: dict[str, bool]) -> Iterator[str]:
+        """Where a program may write; for lack of a private file system a directory that is removed."""
+        if report["filesystem"]:
+            yield self._settings["directory"]
+            return
+        with tempfile.TemporaryDirectory(prefix="trl-agentic-", ignore_cleanup_errors=True) as directory:
+            if report["account"]:
+                os.chown(directory, 65534, 65534)
+            yield directory
+
     def _running_zygote(self) -> Zygote:
         """The process in use; the lock is held."""
         if self._zygote is None or self._zygote.owner != os.getpid():  # a fork of the owner needs one of its own
@@ -231,18 +240,6 @@ def _read_all(connection: socket.socket) -> bytes:
     while part := connection.recv(1 << 16):
         parts.append(part)
     return b"".join(parts)
-
-
-@contextlib.contextmanager
-def _private_directory(report: dict[str, bool]) -> Iterator[str]:
-    """Where a program may write: its own `/tmp`, or for lack of a private file system a directory that is removed."""
-    if report["filesystem"]:
-        yield "/tmp"
-        return
-    with tempfile.TemporaryDirectory(prefix="trl-agentic-", ignore_cleanup_errors=True) as directory:
-        if report["account"]:
-            os.chown(directory, 65534, 65534)
-        yield directory
 
 
 def make_python_tool(sandbox: PythonSandbox | None = None) -> Callable[[str], str]:

@@ -51,6 +51,14 @@ class Zygote:
             self.process.wait()
 
 
+def python_paths() -> dict[str, Any]:
+    """Where this Python and its packages lie, and where programs may write: at `/tmp`, unless Python lies below it."""
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    paths = sorted({sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *packages})
+    in_tmp = any(path.startswith("/tmp/") for path in paths)
+    return {"packages": packages, "paths": paths, "directory": "/sandbox" if in_tmp else "/tmp"}
+
+
 def start_zygote(settings: dict[str, Any]) -> Zygote:
     """
     Start the process and wait until it is ready.

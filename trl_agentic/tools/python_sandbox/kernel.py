@@ -128,11 +128,11 @@ def enter_pid_namespace() -> None:
     control(SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def enter_new_root(paths: list[str]) -> None:
+def enter_new_root(paths: list[str], directory: str) -> None:
     """
     Replace the file system by a read-only one that holds the system's programs, some devices and `paths` alone.
 
-    `/proc` shows this PID namespace, or nothing where that is not allowed; `/tmp` is empty.
+    `/proc` shows this PID namespace, or nothing where that is not allowed; `directory` is empty.
     """
     wanted = {path: os.path.realpath(path) for path in [*SYSTEM_PATHS, *DEVICES, *paths]}
     links = {path: os.readlink(path) for path in SYSTEM_PATHS if os.path.islink(path)}
@@ -141,13 +141,13 @@ def enter_new_root(paths: list[str]) -> None:
     os.mkdir("/tmp/old")
     _check(_libc.pivot_root(b"/tmp", b"/tmp/old"), "pivot_root")
     os.chdir("/")
-    os.mkdir("/tmp", 0o755)
+    os.mkdir(directory, 0o755)
     for path in sorted({*wanted, *(real for path, real in wanted.items() if path not in links)}):
         if path in links:
             _link(links[path], path)
         elif os.path.exists(f"/old{wanted.get(path, path)}"):
             _bind(f"/old{wanted.get(path, path)}", path)
-    _link("/tmp", "/dev/shm")
+    _link(directory, "/dev/shm")
     os.mkdir("/proc")
     with contextlib.suppress(OSError):
         mount("proc", "/proc", "proc", NO_SUID | NO_DEVICES)

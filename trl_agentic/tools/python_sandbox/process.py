@@ -64,7 +64,7 @@ class Sandbox:
             self.pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             self.report["processes"] = True
         with contextlib.suppress(OSError):
-            kernel.enter_new_root(self.settings["paths"])
+            kernel.enter_new_root(self.settings["paths"], self.settings["directory"])
             self.report["filesystem"] = True
 
     def fork(self) -> int:
@@ -121,13 +121,13 @@ class Sandbox:
         os._exit(0)
 
     def _private_mounts(self) -> bool:
-        """Give the call a `/tmp` and a `/proc` of its own; whether the latter is a real one."""
+        """Give the call a directory and a `/proc` of its own; whether the latter is a real one."""
         if not self.report["filesystem"]:
             return not self.report["processes"]
         account = PROGRAM_ACCOUNT if self.second_account else 0
         size = f"size={self.settings['disk_mb']}m,nr_inodes=4096,mode=0700,uid={account},gid={account}"
         kernel.unshare(kernel.NEW_MOUNTS)
-        kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, size)
+        kernel.mount("tmpfs", self.settings["directory"], "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, size)
         try:
             kernel.mount("proc", "/proc", "proc", kernel.NO_SUID | kernel.NO_DEVICES)
         except OSError:  # inside some containers; better none than one that shows other calls
