@@ -50,7 +50,7 @@ def main(output_dir: str) -> None:
 
     with torch.no_grad():
         for parameter in trainer.model.parameters():
-            parameter.add_(0.3 * parameter.std() * torch.randn_like(parameter)) if parameter.dim() > 1 else None
+            parameter.add_(1.0 * parameter.std() * torch.randn_like(parameter)) if parameter.dim() > 1 else None
     figures["changed_not_synced"] = differences(trainer, trainer.rollout(prompts, 2))
     trainer._last_loaded_step = -1  # as after an optimizer step
     figures["changed_and_synced"] = differences(trainer, trainer.rollout(prompts, 2))
