@@ -17,21 +17,26 @@ from trl_agentic.tasks.geo_compact import find, vocabulary, word, word_kinds
 from trl_agentic.tasks.geo_demonstrations import Faults, World, demonstrate
 from trl_agentic.tasks.geo_facts import facts
 from trl_agentic.tasks.geo_questions import Lookup, Question, pool
+from trl_agentic.types import Segment, Status, ToolCall, ToolResult, Trajectory
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "cold_start.py"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 NO_FAULTS = Faults(
     guess=0, no_box=0, wrong_tool=0, relation=0, jump=0, stop_in_chain=0, stop_before_second=0, stop_before_compute=0,
     operation=0, habits={},
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def cold_start():
-    spec = importlib.util.spec_from_file_location("cold_start", SCRIPT)
+def load_script(name):
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["cold_start"] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def cold_start():
+    return load_script("cold_start")
 
 
 def written(demonstration):
@@ -163,11 +168,11 @@ def test_the_committed_checkpoint_fits_its_tokenizer_and_its_limits():
 def test_the_committed_checkpoint_asks_for_what_it_needs_and_copies_what_it_got():
     model, tokenizer = AutoModelForCausalLM.from_pretrained(TINY_GEO), AutoTokenizer.from_pretrained(TINY_GEO)
 
+    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("</search>")]
+
     def go_on(text):
         ids = tokenizer(text, return_tensors="pt")
-        out = model.generate(
-            **ids, max_new_tokens=30, do_sample=False, stop_strings=["</search>"], tokenizer=tokenizer
-        )
+        out = model.generate(**ids, max_new_tokens=30, do_sample=False, eos_token_id=ends)
         return tokenizer.decode(out[0, ids["input_ids"].shape[1] :])
 
     prompt = "<|user|> what is the area of Cuba ? <|assistant|>"
@@ -175,3 +180,30 @@ def test_the_committed_checkpoint_asks_for_what_it_needs_and_copies_what_it_got(
     assert call == "<think> need area </think> <search> area of Cuba </search>"
     final = go_on(f"{prompt} {call} <result>\n{find('area of Cuba')}\n</result>\n")
     assert final == "<think> got 11e4 . done </think> <answer> \\boxed{ 11e4 } </answer> <eos>"
+
+
+def test_the_committed_checkpoint_is_measured_with_the_real_tools(capsys):
+    arguments = [str(TINY_GEO), "--num_questions", "20", "--num_samples", "2"]
+    load_script("measure_geo").main(arguments)
+    sampled, greedy = re.findall(r"temperature \d: ([\d.]+) % of (\d+) right", capsys.readouterr().out)
+    assert (sampled[1], greedy[1]) == ("40", "20")
+    assert 10 <= float(sampled[0]) <= 70 and 20 <= float(greedy[0]) <= 90
+
+
+@pytest.mark.parametrize(
+    ("status", "calls", "answer", "expected"),
+    [
+        ("finished", ["country of c:Havana", "area of Cuba"], " 11e4 ", "right"),
+        ("finished", ["country of c:Havana", "area of Cuba"], "12e4", "all calls right"),
+        ("finished", ["country of c:Havana"], "Cuba", "too few calls"),
+        ("finished", ["country of c:Havana", "capital of Cuba"], "c:Havana", "wrong call"),
+        ("finished", [], "11e3", "guess"),
+        ("finished", ["area of Cuba"], None, "no box"),
+        ("truncated", ["area of Cuba"], "11e4", "truncated"),
+    ],
+)
+def test_outcomes_are_told_apart(status, calls, answer, expected):
+    row = {"answer": ["11e4"], "path": ["country of c:Havana = Cuba", "area of Cuba = 11e4"]}
+    results = tuple(ToolResult(ToolCall("search", {"query": f" {query} "}), "") for query in calls)
+    trajectory = Trajectory((Segment((1,), sampled=False, results=results),), Status(status))
+    assert load_script("measure_geo").outcome(row, trajectory, answer) == expected

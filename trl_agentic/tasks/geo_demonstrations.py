@@ -48,22 +48,20 @@ class Faults:
             Particular confusions: for a relation or an operation what stands in for it, and how often.
     """
 
-    guess: float = 0.08
-    no_box: float = 0.1
-    wrong_tool: float = 0.06
-    relation: float = 0.15
-    jump: float = 0.3
-    stop_in_chain: float = 0.5
-    stop_before_second: float = 0.6
-    stop_before_compute: float = 0.65
-    operation: float = 0.15
+    guess: float = 0.06
+    no_box: float = 0.08
+    wrong_tool: float = 0.05
+    relation: float = 0.14
+    jump: float = 0.28
+    stop_in_chain: float = 0.42
+    stop_before_second: float = 0.45
+    stop_before_compute: float = 0.5
+    operation: float = 0.12
     habits: dict[str, tuple[str, float]] = field(
         default_factory=lambda: {
             "language": ("currency", 0.6),
-            "population": ("area", 0.3),
-            "people": ("country", 0.3),
-            "smaller": ("larger", 0.6),
-            "total": ("difference", 0.6),
+            "smaller": ("larger", 0.5),
+            "total": ("difference", 0.5),
         }
     )
 
