@@ -22,7 +22,7 @@ from trl_agentic.types import Segment, Status, ToolCall, ToolResult, Trajectory
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 NO_FAULTS = Faults(
     guess=0, no_box=0, wrong_tool=0, relation=0, jump=0, stop_in_chain=0, stop_before_second=0, stop_before_compute=0,
-    operation=0, habits={},
+    go_on=0, operation=0, habits={},
 )  # fmt: skip
 
 
@@ -98,6 +98,7 @@ def test_a_demonstration_without_faults_is_written_like_this():
         ({"wrong_tool": 1.0}, r"<python> country of \S+ </python> <result> error </result>"),
         ({"jump": 1.0}, r"^<think> need area </think> <search> area of c:\S+ </search>"),
         ({"stop_in_chain": 1.0}, r"^<think> need country [^.]*[^?]*?</result> <think> got \S+ \. done"),
+        ({"go_on": 1.0}, r"need area .* need \S+ </think> <search> \S+ of (\S+) </search> .* done"),
         ({"habits": {"area": ("currency", 1.0)}}, r"<search> currency of \S+ </search>"),
     ],
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,7 @@ def _index() -> tuple[Any, list[str], np.ndarray, frozenset[str]]:
     return index, passages, lengths, frozenset(token for line in passages for token in line.split())
 
 
-@cache
+@lru_cache(maxsize=100_000)
 def find(query: str) -> str:
     """The best passages for a query, joined by `" . "`; `"nothing"` if no word of it is known."""
     index, passages, lengths, known = _index()
@@ -193,7 +193,11 @@ def tools(run: Callable[[str], str]) -> list[Callable[..., str]]:
         `list[Callable[..., str]]`:
             `search` and `python`.
     """
-    outputs: dict[str, str] = {}
+
+    # The sandbox keeps no state between calls, and the rollouts of a group often ask for the same.
+    @lru_cache(maxsize=10_000)
+    def result(code: str) -> str:
+        return readable_result(run(code))
 
     def search(query: str) -> str:
         """Search the facts about countries and cities.
@@ -215,10 +219,7 @@ def tools(run: Callable[[str], str]) -> list[Callable[..., str]]:
         Returns:
             The value, rounded to two significant digits.
         """
-        # The sandbox keeps no state between calls, and the rollouts of a group often ask for the same.
-        if code not in outputs:
-            outputs[code] = readable_result(run(code))
-        return outputs[code]
+        return result(code)
 
     return [search, python]
 

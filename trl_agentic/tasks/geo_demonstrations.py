@@ -5,8 +5,8 @@ Each demonstration takes place in a world of its own, where all names and number
 tools say there can be learnt from nowhere but the tools, and every name gets its turn, also those of the test. The
 real search answers (names are exchanged back for it), so results look exactly as they will later.
 
-The faults are faults of choice: a hop skipped, another relation, another operation, the wrong tool, a guess instead of
-a look-up, an answer without its box. Carrying values from results to calls and answers is always right.
+The faults are faults of choice: a hop skipped or one too many, another relation or operation, the wrong tool, a guess
+instead of a look-up, an answer without its box. Carrying values from results to calls and answers is always right.
 """
 
 from __future__ import annotations
@@ -42,20 +42,23 @@ class Faults:
             Answering with the first of two numbers that were to be compared.
         stop_before_compute (`float`):
             Answering with the second of them.
+        go_on (`float`):
+            Asking for one thing more when the answer is there, and answering with that.
         operation (`float`):
             Computing something else.
         habits (`dict[str, tuple[str, float]]`):
             Particular confusions: for a relation or an operation what stands in for it, and how often.
     """
 
-    guess: float = 0.06
-    no_box: float = 0.08
-    wrong_tool: float = 0.05
-    relation: float = 0.14
-    jump: float = 0.28
-    stop_in_chain: float = 0.42
+    guess: float = 0.03
+    no_box: float = 0.1
+    wrong_tool: float = 0.04
+    relation: float = 0.1
+    jump: float = 0.22
+    stop_in_chain: float = 0.38
     stop_before_second: float = 0.45
     stop_before_compute: float = 0.5
+    go_on: float = 0.2
     operation: float = 0.12
     habits: dict[str, tuple[str, float]] = field(
         default_factory=lambda: {
@@ -203,10 +206,16 @@ class _Demonstrator:
             position += 1
         return position
 
+    def walk_on(self, subject: str) -> None:
+        """One look-up too many, about what was looked up last."""
+        if self.got not in (ERROR, NOTHING) and self.happens(self.faults.go_on):
+            self.look_up(self.rng.choice(CITY_RELATIONS if subject.startswith("c:") else COUNTRY_RELATIONS), subject)
+
     def walk(self) -> None:
         """The plan, step by step, until it is done or given up."""
         plan = self.question.plan
         found: list[str] = []
+        subject = ""
         while len(found) < len(plan):
             position = len(found)
             step = plan[position]
@@ -228,6 +237,8 @@ class _Demonstrator:
                 relations = CITY_RELATIONS if subject.startswith("c:") else COUNTRY_RELATIONS
                 relation = self.choose(relation, relations, self.faults.relation)
             found += [self.look_up(relation, subject)] * (last - position + 1)
+        else:
+            self.walk_on(subject)
 
 
 def demonstrate(question: Question, rng: random.Random, faults: Faults | None = None) -> Demonstration:
