@@ -65,7 +65,8 @@ def load_task(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None, li
     """Training questions, held-out questions if there are any, and the tools."""
     if script_args.dataset == "geo":
         train = load_geo("train", script_args.geo_rendering, script_args.num_train_questions)
-        held_out = load_geo("test", script_args.geo_rendering, script_args.num_eval_questions)
+        num_questions = script_args.num_eval_questions
+        held_out = load_geo("test", script_args.geo_rendering, num_questions) if num_questions else None
         return train, held_out, geo_tools(script_args.geo_rendering)
     if script_args.search_corpus is None:
         raise ValueError("`search_corpus` is needed with a dataset other than 'geo': the texts that `search` finds.")
@@ -123,8 +124,7 @@ def main(script_args: ScriptArguments, training_args: ARPOConfig, model_args: Mo
     is_main = trainer.accelerator.is_main_process
     if is_main:
         print(f"Python sandbox: {sandbox_report()}")
-    evaluates = script_args.num_eval_questions > 0 and held_out is not None
-    if evaluates:
+    if held_out is not None:
         before = measure(trainer, held_out, script_args.num_eval_samples)
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model()
@@ -132,7 +132,7 @@ def main(script_args: ScriptArguments, training_args: ARPOConfig, model_args: Mo
         folder = Path(training_args.output_dir)
         (folder / "log_history.json").write_text(json.dumps(trainer.state.log_history))
         plot_training_curves(trainer.state.log_history, folder / "curves.png")
-    if evaluates:
+    if held_out is not None:
         after = measure(trainer, held_out, script_args.num_eval_samples)
         if is_main:
             report(trainer, held_out, before, after)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from trl_agentic.algorithms import attribute_advantages, group_advantages, shared_prefix_mean
 from trl_agentic.types import BranchTree, Kind, Segment, Status, Trajectory
 
-
 NAN = math.nan
 rewards_of_rows = st.sampled_from([-1.0, 0.0, 0.25, 1.0, 1.1, NAN])
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from trl_agentic.algorithms import branch_probability, entropy, entropy_change, token_entropies, topk_entropies
 
-
 real = st.floats(-20, 20, width=32)
 
 

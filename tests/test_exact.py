@@ -15,5 +15,8 @@ def test_one_for_an_accepted_answer_zero_for_another_and_none_without_answers():
 
 
 def test_a_box_inside_a_tool_result_is_no_answer():
-    completion = [{"role": "tool", "name": "search", "content": "\\boxed{ Havana }"}, {"role": "assistant", "content": "?"}]
+    completion = [
+        {"role": "tool", "name": "search", "content": "\\boxed{ Havana }"},
+        {"role": "assistant", "content": "?"},
+    ]
     assert exact_match_reward([completion], ["Havana"]) == [0.0]

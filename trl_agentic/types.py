@@ -1,8 +1,8 @@
 """
 What a rollout is made of: segments of tokens, trajectories, and the tree that the trajectories of one prompt form.
 
-Standard library only. Every object is frozen, and what has to stay aligned (ids, log-probs, entropies) is checked once,
-at birth. Facts are stored here; whatever follows from them is a property.
+Standard library only. Every object is frozen, and what has to stay aligned (ids, log-probs, entropies) is checked
+once, at birth. Facts are stored here; whatever follows from them is a property.
 """
 
 from __future__ import annotations

@@ -9,9 +9,7 @@ from .answers import accepted_answers, answer_exact_match, extract_answer
 from .completion import Completion
 
 
-def exact_match_reward(
-    completions: Sequence[Completion], answer: Sequence[Any], **kwargs: Any
-) -> list[float | None]:
+def exact_match_reward(completions: Sequence[Completion], answer: Sequence[Any], **kwargs: Any) -> list[float | None]:
     """
     Reward function: 1 if the model's own boxed answer equals an accepted one, else 0.
 

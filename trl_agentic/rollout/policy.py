@@ -8,13 +8,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from ..algorithms import branch_probability, entropy_change
 from ..types import BranchPoint
-
-BranchGate = Literal["threshold", "stochastic"]
-EntropySignal = Literal["after_result", "released"]
 
 
 class BranchPolicy(Protocol):
@@ -26,7 +23,7 @@ class BranchPolicy(Protocol):
         ...
 
     @property
-    def signal(self) -> EntropySignal:
+    def signal(self) -> str:
         """Which entropies are compared: those after a tool result, or those before it."""
         ...
 
@@ -47,7 +44,7 @@ class NoBranching:
     """Every trajectory is sampled from the prompt: GRPO with tools."""
 
     window = 0
-    signal: EntropySignal = "after_result"
+    signal = "after_result"
 
     def num_initial(self, num_generations: int) -> int:
         """All of them."""
@@ -104,8 +101,8 @@ class EntropyBranching:
         alpha: float = 0.5,
         weight: float = 0.2,
         threshold: float = 0.5,
-        gate: BranchGate = "threshold",
-        signal: EntropySignal = "after_result",
+        gate: str = "threshold",
+        signal: str = "after_result",
         rng: random.Random | None = None,
     ):
         if gate not in ("threshold", "stochastic"):
@@ -122,7 +119,7 @@ class EntropyBranching:
         self.weight = weight
         self.threshold = threshold
         self.gate = gate
-        self.signal: EntropySignal = signal
+        self.signal = signal
         self.rng = rng or random.Random(0)
 
     def num_initial(self, num_generations: int) -> int:

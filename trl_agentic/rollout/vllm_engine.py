@@ -49,8 +49,8 @@ def prepare_cpu_platform(kv_cache_gib: int = 1) -> None:
     To be called before the engine is built. oneDNN packs the weights of linear layers and drops the originals, after
     which loading new weights fails, or misses tied embeddings in silence; so it is switched off. So is the compilation
     of the few tensor operations around sampling, which takes a C++ compiler and half a minute on a fresh machine and
-    gains nothing there. Threads are not bound to cores, since trainer and engine take turns on the same ones, and several
-    processes may share a machine. Environment variables that are set already are left alone.
+    gains nothing there. Threads are not bound to cores, since trainer and engine take turns on the same ones, and
+    several processes may share a machine. Environment variables that are set already are left alone.
 
     Args:
         kv_cache_gib (`int`, *optional*, defaults to `1`):

@@ -54,17 +54,17 @@ class Faults:
     no_box: float = 0.1
     wrong_tool: float = 0.04
     relation: float = 0.1
-    jump: float = 0.22
-    stop_in_chain: float = 0.38
-    stop_before_second: float = 0.45
-    stop_before_compute: float = 0.5
+    jump: float = 0.25
+    stop_in_chain: float = 0.4
+    stop_before_second: float = 0.52
+    stop_before_compute: float = 0.65
     go_on: float = 0.2
     operation: float = 0.12
     habits: dict[str, tuple[str, float]] = field(
         default_factory=lambda: {
             "language": ("currency", 0.6),
-            "smaller": ("larger", 0.5),
-            "total": ("difference", 0.5),
+            "smaller": ("larger", 0.65),
+            "total": ("difference", 0.65),
         }
     )
 

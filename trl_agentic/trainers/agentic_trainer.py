@@ -46,6 +46,8 @@ class AgenticTrainer(GRPOTrainer):
     """
 
     args: ARPOConfig
+    _last_loaded_step: int  # both of TRL's: the step whose weights the engine has, and the rows of a generation
+    _buffered_inputs: list[dict[str, torch.Tensor]] | None
 
     def __init__(
         self,

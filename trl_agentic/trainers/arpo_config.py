@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from trl import GRPOConfig
+
+from ..algorithms.advantages import Attribution
 
 CHOICES = {
     "branch_gate": ("threshold", "stochastic"),
     "entropy_signal": ("after_result", "released"),
-    "advantage_attribution": ("soft", "hard", "softmax", "winner"),
+    "advantage_attribution": get_args(Attribution),
     "tool_dialect": ("auto", "tags", "template"),
 }
 
@@ -99,7 +101,7 @@ class ARPOConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS = GRPOConfig._VALID_DICT_FIELDS + ["vllm_engine_kwargs"]
 
-    num_generations: int | None = field(
+    num_generations: int = field(
         default=16, metadata={"help": "Trajectories M per prompt: initial ones, branches and fills together."}
     )
     max_completion_length: int | None = field(
@@ -119,7 +121,7 @@ class ARPOConfig(GRPOConfig):
         default="after_result",
         metadata={"help": "Entropies after or before the result.", "choices": CHOICES["entropy_signal"]},
     )
-    advantage_attribution: str = field(
+    advantage_attribution: Attribution = field(
         default="soft",
         metadata={"help": "How shared tokens get credit.", "choices": CHOICES["advantage_attribution"]},
     )

@@ -33,7 +33,8 @@ def extra_vllm_arguments(args: ARPOConfig) -> Iterator[None]:
 
     prepare_cpu_platform()
     original = vllm_generation.LLM
-    bound = {**entropy_engine_kwargs(), **(args.vllm_engine_kwargs or {})}
+    assert not isinstance(args.vllm_engine_kwargs, str), "the configuration parses JSON at construction"
+    bound = entropy_engine_kwargs() | (args.vllm_engine_kwargs or {})
 
     @functools.wraps(original)
     def build(**kwargs):

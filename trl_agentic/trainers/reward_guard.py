@@ -70,10 +70,10 @@ class RewardGuard:
 
     async def _score_async(self, function: Callable, completions: list, kwargs: dict[str, Any]) -> list[float | None]:
         call = function(completions=completions, **kwargs)
-        (outcome,) = await asyncio.gather(call, return_exceptions=True)
+        (outcome,) = list(await asyncio.gather(call, return_exceptions=True))
         return self._unscored(function, outcome, len(completions)) if isinstance(outcome, BaseException) else outcome
 
-    def _unscored(self, function: Callable, error: BaseException, rows: int) -> list[None]:
+    def _unscored(self, function: Callable, error: BaseException, rows: int) -> list[float | None]:
         self.num_failures += 1
         name = get_callable_name(function)
         if self.num_failures > self.max_failures:
