@@ -15,7 +15,8 @@ from trl_agentic.trainers import ARPOConfig, ARPOTrainer
 
 
 def rows(ours, size=8):
-    """One scored generation."""
+    """One scored generation, as training makes it."""
+    ours.model.train()
     return ours._generate_and_score_completions([dict(row) for row in dataset(size // 4) for _ in range(4)])
 
 
@@ -79,7 +80,13 @@ def test_a_configuration_of_trl_itself_is_refused(tmp_path):
     from trl import GRPOConfig
 
     with pytest.raises(TypeError, match="must be an `ARPOConfig`, got `GRPOConfig`"):
-        ARPOTrainer(tiny_model_path(), length_reward, GRPOConfig(str(tmp_path)), dataset(), tools=[search])
+        ARPOTrainer(
+            tiny_model_path(),
+            length_reward,
+            GRPOConfig(str(tmp_path), use_cpu=True, bf16=False),
+            dataset(),
+            tools=[search],
+        )
 
 
 def test_a_template_dialect_without_a_template_for_tools_is_refused(tmp_path):
@@ -136,14 +143,18 @@ def test_whatever_a_tool_returns_the_run_goes_on(tmp_path, value):
         """
         return value
 
-    ours = trainer(tmp_path, tools=(search,), max_tool_result_tokens=16)
+    ours = trainer(tmp_path, tools=(search,), max_tool_result_tokens=32, max_completion_length=200)
     batch = rows(ours)
     assert batch["completion_ids"].shape[0] == 8
     assert any(call["status"] == "ok" for calls in ours._batch.extra_fields["rollout_calls"] for call in calls)
 
 
 def test_a_model_that_writes_broken_calls_gets_rows_with_a_status(tmp_path):
-    ours = trainer(tmp_path, engine=ScriptedEngine(lambda request: Script(ids("need <search> </search>"))))
+    ours = trainer(
+        tmp_path,
+        engine=ScriptedEngine(lambda request: Script(ids("need <search> </search>"))),
+        max_completion_length=999,
+    )
     rows(ours)
     assert set(ours._batch.extra_fields["rollout_status"]) == {"invalid_calls"}
     assert ours._metrics["train"]["tools/failures/malformed"][-1] > 0
@@ -223,6 +234,7 @@ def test_hard_attribution_averages_the_tokens_before_the_fork(tmp_path):
 
 def test_rows_of_a_prompt_stay_together_through_shuffling(tmp_path):
     ours = trainer(tmp_path, initial_rollouts=2, gradient_accumulation_steps=2)
+    ours.model.train()
     ours._prepare_inputs([dict(row) for row in dataset(2) for _ in range(4)])
     for micro in ours._buffered_inputs:
         prompts = micro["prompt_ids"]
@@ -246,6 +258,7 @@ def test_prompts_of_plain_text_get_completions_of_plain_text(tmp_path):
 
     texts = Dataset.from_list([{"prompt": f"what is {letter}", "answer": "b"} for letter in "abcdefgh"])
     ours = trainer(tmp_path, reward_funcs=curious, train_dataset=texts)
+    ours.model.train()
     ours._generate_and_score_completions([dict(row) for row in texts.select(range(2)) for _ in range(4)])
     assert all("<answer>" in text for text in seen)
 

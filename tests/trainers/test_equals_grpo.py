@@ -9,6 +9,41 @@ from word_tokenizer import word_tokenizer
 
 from trl_agentic.trainers.group_rows import shuffle_groups
 
+OPTIONS = [
+    {},
+    {"loss_type": "grpo", "scale_rewards": "none"},
+    {"loss_type": "dr_grpo", "scale_rewards": "batch"},
+    {"loss_type": "bnpo", "beta": 0.1, "use_bias_correction_kl": True},
+    {"loss_type": "cispo", "epsilon_high": 5.0},
+    {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+    {"loss_type": "sapo", "sapo_temperature_neg": 1.5, "sapo_temperature_pos": 0.8},
+    {
+        "loss_type": "vespo",
+        "vespo_k_pos": 1.5,
+        "vespo_lambda_pos": 2.5,
+        "vespo_k_neg": 2.5,
+        "vespo_lambda_neg": 1.5,
+    },
+    {"num_iterations": 2, "max_steps": 4},
+    {"steps_per_generation": 4, "max_steps": 4},
+    {"top_entropy_quantile": 0.5},
+    {"entropy_coef": 0.01},
+    {"off_policy_mask_threshold": 0.5},
+    {"multi_objective_aggregation": "normalize_then_sum"},
+    {"gradient_checkpointing": True},
+    {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "ref_model_mixup_alpha": 0.5},
+    {
+        "use_adaptive_entropy": True,
+        "entropy_target": 2.0,
+        "entropy_coef_min": 0.001,
+        "entropy_coef_max": 0.5,
+        "entropy_coef_delta": 0.01,
+    },
+    {"delta": 1.5, "epsilon": 0.1, "epsilon_high": 0.28, "shuffle_dataset": False, "disable_dropout": True},
+    {"cast_lm_head_to_fp32": True, "pad_to_multiple_of": 32},
+    {"generation_batch_size": 16, "gradient_accumulation_steps": 2, "reward_weights": [0.5]},
+]
+
 
 def recording(cls):
     """A trainer class that notes the loss and the advantages of each micro-batch."""
@@ -68,28 +103,7 @@ def run_grpo(tmp_path, options, rollouts):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"loss_type": "grpo", "scale_rewards": "none"},
-        {"loss_type": "dr_grpo", "scale_rewards": "batch"},
-        {"loss_type": "bnpo", "beta": 0.1},
-        {"loss_type": "cispo", "epsilon_high": 5.0},
-        {"loss_type": "luspo", "importance_sampling_level": "sequence"},
-        {"loss_type": "sapo"},
-        {"loss_type": "vespo"},
-        {"num_iterations": 2, "max_steps": 4},
-        {"steps_per_generation": 4, "max_steps": 4},
-        {"top_entropy_quantile": 0.5},
-        {"entropy_coef": 0.01},
-        {"off_policy_mask_threshold": 0.5},
-        {"multi_objective_aggregation": "normalize_then_sum"},
-        {"gradient_checkpointing": True},
-        {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1, "use_bias_correction_kl": True},
-        {"use_adaptive_entropy": True, "entropy_target": 2.0},
-        {"delta": 1.5, "epsilon_high": 0.28},
-        {"cast_lm_head_to_fp32": True, "pad_to_multiple_of": 32},
-        {"generation_batch_size": 16, "gradient_accumulation_steps": 2, "reward_weights": [0.5]},
-    ],
+    OPTIONS,
     ids=lambda options: "-".join(options) or "defaults",
 )
 def test_advantages_and_losses_equal_trl_bit_for_bit(tmp_path, monkeypatch, options):

@@ -85,6 +85,7 @@ def measure_accuracy(
         completion_ids=[trajectory.token_ids for trajectory in trajectories],
         rollout_status=[trajectory.status.value for trajectory in trajectories],
         rollout_calls=[[call_record(result) for result in trajectory.results] for trajectory in trajectories],
+        rollout_dialect=[dialect.name] * len(rows),
         **columns,
     )
     values = np.array([0.0 if value is None else float(value) for value in scores])

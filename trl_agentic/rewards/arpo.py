@@ -21,6 +21,7 @@ def arpo_reward(
     answer: Sequence[Any],
     rollout_status: Sequence[str | None] | None = None,
     rollout_calls: Sequence[Calls | None] | None = None,
+    rollout_dialect: Sequence[DialectName] | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
     """
@@ -41,6 +42,8 @@ def arpo_reward(
             Status of each trajectory; all are taken as finished without it.
         rollout_calls (`list[list[dict]]`, *optional*):
             Tool calls of each trajectory: `name` and `status` are read.
+        rollout_dialect (`list[str]`, *optional*):
+            How calls were written, `"tags"` or `"template"`; read off the texts without it.
         **kwargs:
             Other columns, ignored.
 
@@ -48,7 +51,7 @@ def arpo_reward(
         `list[float | None]`:
             A reward in {-1} or [0, 1.1] per row, `None` where there is nothing to compare with.
     """
-    return make_arpo_reward()(prompts, completions, answer, rollout_status, rollout_calls)
+    return make_arpo_reward()(prompts, completions, answer, rollout_status, rollout_calls, rollout_dialect)
 
 
 def make_arpo_reward(
@@ -59,8 +62,8 @@ def make_arpo_reward(
 
     Args:
         dialect (`"auto"`, `"tags"` or `"template"`, *optional*, defaults to `"auto"`):
-            How calls are written. With `"auto"`, a completion without any tag is judged as template text unless the
-            prompt shows the tags: name the dialect where it is known.
+            How calls are written. With `"auto"`, the trainer's `rollout_dialect` decides; without that column, a
+            completion without any tag is judged as template text unless the prompt shows the tags.
         bonus (`float`, *optional*, defaults to `0.1`):
             Added to a score above 0 when all bonus tools were executed.
         bonus_tools (`Sequence[str]`, *optional*, defaults to `("search", "python")`):
@@ -71,19 +74,28 @@ def make_arpo_reward(
             A reward function named `arpo_reward`.
     """
 
-    def judge(prompt: Completion, completion: Completion, answers: Any, status: str | None, calls: Calls | None):
+    def judge(
+        prompt: Completion,
+        completion: Completion,
+        answers: Any,
+        status: str | None,
+        calls: Calls | None,
+        written: DialectName | None,
+    ) -> float | None:
         if not accepted_answers(answers):
             return None
-        form = resolve_dialect(completion, dialect, prompt)
+        form = resolve_dialect(completion, written if written and dialect == "auto" else dialect, prompt)
         if not all(format_conditions(completion, status, calls, form).values()):
             return -1.0
         score = answer_score(extract_boxed(answer_part(completion, form)), answers)
         return score + bonus if score > 0 and executed_tools(completion, calls) >= set(bonus_tools) else score
 
-    def arpo_reward(prompts, completions, answer, rollout_status=None, rollout_calls=None, **kwargs):
+    def arpo_reward(
+        prompts, completions, answer, rollout_status=None, rollout_calls=None, rollout_dialect=None, **kwargs
+    ):
         missing = [None] * len(completions)
-        columns = (prompts, completions, answer, rollout_status or missing, rollout_calls or missing)
-        return [judge(*row) for row in zip(*columns, strict=True)]
+        facts = (rollout_status or missing, rollout_calls or missing, rollout_dialect or missing)
+        return [judge(*row) for row in zip(prompts, completions, answer, *facts, strict=True)]
 
     return arpo_reward
 

@@ -209,11 +209,14 @@ def make_format_share_reward(dialect: DialectName = "auto") -> Callable[..., lis
         completions: Sequence[Completion],
         rollout_status: Sequence[str | None] | None = None,
         rollout_calls: Sequence[Calls | None] | None = None,
+        rollout_dialect: Sequence[DialectName] | None = None,
         **kwargs: Any,
     ) -> list[float | None]:
         missing = [None] * len(completions)
-        rows = zip(prompts, completions, rollout_status or missing, rollout_calls or missing, strict=True)
-        met = [format_conditions(text, status, calls, dialect, prompt) for prompt, text, status, calls in rows]
+        dialects = rollout_dialect if rollout_dialect and dialect == "auto" else [dialect] * len(completions)
+        facts = (rollout_status or missing, rollout_calls or missing, dialects)
+        rows = zip(prompts, completions, *facts, strict=True)
+        met = [format_conditions(text, status, calls, form, prompt) for prompt, text, status, calls, form in rows]
         return [sum(conditions.values()) / len(conditions) for conditions in met]
 
     return format_share_reward
@@ -224,6 +227,7 @@ def format_share_reward(
     completions: Sequence[Completion],
     rollout_status: Sequence[str | None] | None = None,
     rollout_calls: Sequence[Calls | None] | None = None,
+    rollout_dialect: Sequence[DialectName] | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
     """
@@ -240,6 +244,8 @@ def format_share_reward(
             Status of each trajectory; all are taken as finished without it.
         rollout_calls (`list[list[dict]]`, *optional*):
             Tool calls of each trajectory.
+        rollout_dialect (`list[str]`, *optional*):
+            How calls were written, `"tags"` or `"template"`; read off the texts without it.
         **kwargs:
             Other columns, ignored.
 
@@ -247,4 +253,4 @@ def format_share_reward(
         `list[float | None]`:
             Shares in [0, 1]; 1 if and only if the format is good.
     """
-    return make_format_share_reward()(prompts, completions, rollout_status, rollout_calls)
+    return make_format_share_reward()(prompts, completions, rollout_status, rollout_calls, rollout_dialect)

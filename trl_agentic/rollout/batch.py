@@ -77,7 +77,8 @@ class RolloutBatch:
         completions (`list[list[dict]]`):
             The completion as chat messages.
         extra_fields (`dict[str, list]`):
-            Columns for reward functions: `rollout_status`, `rollout_calls`, `rollout_parent`, `rollout_fork`.
+            Columns for reward functions: `rollout_status`, `rollout_calls`, `rollout_parent`, `rollout_fork`,
+            `rollout_dialect`.
         is_truncated (`list[bool]`):
             Whether a budget, not the model, ended the row.
     """
@@ -118,6 +119,7 @@ class RolloutBatch:
                 "rollout_calls": [[call_record(result) for result in trajectory.results] for _, trajectory in rows],
                 "rollout_parent": [trajectory.parent for _, trajectory in rows],
                 "rollout_fork": [trajectory.fork for _, trajectory in rows],
+                "rollout_dialect": [dialect.name] * len(rows),
             },
             is_truncated=[trajectory.status in TRUNCATING for _, trajectory in rows],
         )

@@ -33,6 +33,11 @@ class Dialect(Protocol):
     """How calls are written and results rendered."""
 
     @property
+    def name(self) -> str:
+        """`"tags"` or `"template"`."""
+        ...
+
+    @property
     def stop(self) -> tuple[str, ...]:
         """Texts that end a segment."""
         ...

@@ -56,6 +56,8 @@ class TagDialect:
         ValueError: If the tokenizer has no end token, or a tool's name or docstring can't be used.
     """
 
+    name = "tags"
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,

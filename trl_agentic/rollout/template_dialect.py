@@ -67,6 +67,8 @@ class TemplateDialect:
             has no end token, or a tool's docstring can't be used.
     """
 
+    name = "template"
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,

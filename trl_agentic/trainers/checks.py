@@ -27,6 +27,7 @@ TRAINER_COLUMNS = frozenset(
         "rollout_calls",
         "rollout_parent",
         "rollout_fork",
+        "rollout_dialect",
     }
 )
 

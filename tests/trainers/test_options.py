@@ -1,0 +1,159 @@
+"""Every option of `GRPOConfig` works or raises: the table in `docs/options.md`, row by row."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from test_equals_grpo import OPTIONS
+from tiny import config, dataset, length_reward, scripted_engine, search, tiny_model_path, trainer
+from transformers import TrainingArguments
+from trl import GRPOConfig
+from word_tokenizer import word_tokenizer, words
+
+from trl_agentic.trainers import ARPOTrainer
+
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+ROWS = dict(re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", TABLE.read_text(), re.MULTILINE))
+
+RAISES = {
+    "cache_implementation": "static",
+    "ds3_gather_for_generation": False,
+    "transformers_continuous_batching_config": {"max_memory_percent": 0.4},
+    "use_transformers_continuous_batching": True,
+    "use_transformers_paged": True,
+    "vllm_group_port": 1,
+    "vllm_mode": "server",
+    "vllm_server_base_url": "http://127.0.0.1:8000",
+    "vllm_server_host": "127.0.0.1",
+    "vllm_server_port": 8001,
+    "vllm_server_timeout": 1.0,
+    "vllm_structured_outputs_regex": ".*",
+    "vllm_tensor_parallel_size": 2,
+}
+SAMPLING = {
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 5,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "generation_kwargs": {"frequency_penalty": 0.5},
+}
+EFFECT = {
+    "chat_template_kwargs",
+    "log_completions",
+    "log_completions_hub_repo",
+    "log_multimodal",
+    "log_unique_prompts",
+    "mask_truncated_completions",
+    "max_completion_length",
+    "max_tool_calling_iterations",
+    "model_init_kwargs",
+    "num_completions_to_print",
+    "num_generations",
+    "num_generations_eval",
+    "trust_remote_code",
+}
+
+
+def test_the_table_holds_each_option_of_grpo_and_no_other():
+    inherited = {field.name for field in dataclasses.fields(TrainingArguments)}
+    own = {field.name for field in dataclasses.fields(GRPOConfig)} - inherited
+    assert set(ROWS) == own
+
+
+def test_every_row_is_checked_the_way_it_says():
+    compared = {name for options in OPTIONS for name in options} - {"max_steps", "gradient_accumulation_steps"}
+    compared -= {"gradient_checkpointing"}
+    compared.add("router_aux_loss_coef")
+    by_check = {check: {name for name, kind in ROWS.items() if kind == check} for check in set(ROWS.values())}
+    assert by_check["equal"] == compared
+    assert by_check["raises"] == set(RAISES)
+    assert by_check["sampling"] == set(SAMPLING)
+    assert by_check["effect"] == EFFECT
+    assert set(by_check) == {"equal", "raises", "sampling", "effect", "engine"}
+
+
+@pytest.mark.filterwarnings("ignore:`use_transformers_paged` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", sorted(RAISES))
+def test_an_option_that_could_only_be_ignored_raises_and_says_why(tmp_path, name):
+    reported = "use_transformers_continuous_batching" if name == "use_transformers_paged" else name
+    with pytest.raises(ValueError, match=f"`{reported}=.*is not supported: .*Leave it at"):
+        config(tmp_path, **{name: RAISES[name]})
+
+
+@pytest.mark.filterwarnings("ignore:With `top_p`:UserWarning")
+@pytest.mark.parametrize("name", sorted(SAMPLING))
+def test_sampling_options_reach_the_engine(tmp_path, name):
+    engine = scripted_engine()
+    ours = trainer(tmp_path, engine=engine, **{name: SAMPLING[name]})
+    ours.rollout([dataset()[0]["prompt"]], 2)
+    attribute = "extra" if name == "generation_kwargs" else name
+    assert {repr(getattr(request.sampling, attribute)) for request in engine.requests} == {repr(SAMPLING[name])}
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 5), ("min_p", 0.1)])
+def test_truncated_sampling_with_vllm_warns_that_ratios_are_biased(tmp_path, name, value):
+    with pytest.warns(UserWarning, match="renormalised"):
+        config(tmp_path, use_vllm=True, **{name: value})
+
+
+def test_a_router_loss_on_a_model_without_experts_raises_as_in_trl(tmp_path):
+    with pytest.raises(ValueError, match="not a Mixture-of-Experts model"):
+        trainer(tmp_path, router_aux_loss_coef=0.1)
+
+
+def test_model_init_kwargs_and_trust_remote_code_reach_the_model(tmp_path):
+    ours = trainer(tmp_path, model_init_kwargs={"attn_implementation": "eager"}, trust_remote_code=True)
+    assert ours.model.config._attn_implementation == "eager"
+
+
+def test_chat_template_kwargs_reach_the_template(tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.chat_template = "{% if shout %}h {% endif %}a"
+    ours = ARPOTrainer(
+        tiny_model_path(),
+        length_reward,
+        config(tmp_path, chat_template_kwargs={"shout": True}),
+        dataset(),
+        processing_class=tokenizer,
+        tools=[search],
+        engine=scripted_engine(),
+    )
+    assert words(ours.dialect.encode_prompt([{"role": "user", "content": "b"}])) == "h a"
+
+
+def test_completion_length_and_tool_turns_are_limits_of_the_whole_trajectory(tmp_path):
+    ours = trainer(tmp_path, max_completion_length=20, max_tool_calling_iterations=1)
+    trees = ours.rollout([row["prompt"] for row in dataset()], 4)
+    rows = [trajectory for tree in trees for trajectory in tree.trajectories]
+    assert max(map(len, rows)) <= 20
+    assert max(sum(result.status == "ok" for result in row.results) for row in rows) == 1
+
+
+def test_num_generations_eval_groups_the_rows_of_an_evaluation(tmp_path):
+    ours = trainer(tmp_path, num_generations_eval=2, per_device_eval_batch_size=4)
+    ours.eval_dataset = dataset(4)
+    figures = ours.evaluate()
+    assert 0 <= figures["eval_frac_reward_zero_std"] <= 1 and figures["eval_reward"] > 0
+
+
+def test_completions_are_logged_and_printed_as_trl_does(tmp_path, capsys):
+    ours = trainer(
+        tmp_path,
+        log_completions=True,
+        num_completions_to_print=1,
+        log_unique_prompts=True,
+        log_multimodal=False,
+        max_steps=1,
+    )
+    ours.train()
+    table = pq.read_table(tmp_path / "completions" / "completions_00001.parquet").to_pydict()
+    assert len(table["completion"]) == 8 and "length_reward" in table
+    assert "Completion" in capsys.readouterr().out
+
+
+def test_a_completions_repository_without_logged_completions_raises_as_in_trl(tmp_path):
+    with pytest.raises(ValueError, match="log_completions_hub_repo is set, but log_completions is False"):
+        config(tmp_path, log_completions_hub_repo="me/rollouts")
