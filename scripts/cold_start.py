@@ -4,7 +4,7 @@ Train the tiny Geo model from scratch on imperfect demonstrations.
     python scripts/cold_start.py --output trl_agentic/tasks/tiny_geo
 
 The number of steps is fixed, not the time, so that the same seed gives the same model. One thread needs about six
-minutes; a second one helps little with a model of this size.
+minutes.
 """
 
 from __future__ import annotations
