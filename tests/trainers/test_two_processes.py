@@ -18,7 +18,8 @@ def run(tmp_path_factory):
     """Output directory of two steps on two processes."""
     folder = tmp_path_factory.mktemp("ranks")
     environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
-    flags = "--cpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    # `--multi_gpu` is how accelerate says "several processes"; `use_cpu` in the arguments keeps them on the CPU
+    flags = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
     process = subprocess.run(
         [
             sys.executable,
