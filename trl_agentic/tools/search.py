@@ -21,6 +21,8 @@ from typing import Protocol
 
 import numpy as np
 
+from .bm25_library import import_bm25s
+
 
 @dataclass(frozen=True)
 class Document:
@@ -141,7 +143,7 @@ class BM25Search:
         tokens = [tokenize(f"{passage.title} {passage.text}") for passage in passages]
         if not any(tokens):
             raise ValueError("There is nothing to search: pass at least one document whose text has a word.")
-        index = _import_bm25s().BM25()
+        index = import_bm25s().BM25()
         index.index(tokens, create_empty_token=True, show_progress=False)
         self._passages = passages
         self._index = index
@@ -225,7 +227,7 @@ class BM25Search:
         backend = cls.__new__(cls)
         with open(Path(folder) / "passages.jsonl", encoding="utf-8") as lines:
             backend._passages = [Document(**json.loads(line)) for line in lines]
-        backend._index = _import_bm25s().BM25.load(folder, show_progress=False)
+        backend._index = import_bm25s().BM25.load(folder, show_progress=False)
         return backend
 
 
@@ -268,11 +270,3 @@ def make_search_tool(backend: SearchBackend, top_k: int = 3) -> Callable[[str], 
 
 def _show(number: int, passage: Passage) -> str:
     return f"[{number}] {passage.title}\n{passage.text}" if passage.title else f"[{number}] {passage.text}"
-
-
-def _import_bm25s():
-    try:
-        import bm25s
-    except ImportError as error:
-        raise ImportError("BM25Search needs bm25s: pip install trl-agentic[search]") from error
-    return bm25s

@@ -37,8 +37,9 @@ def extra_vllm_arguments(args: ARPOConfig) -> Iterator[None]:
     bound = entropy_engine_kwargs() | (args.vllm_engine_kwargs or {})
 
     @functools.wraps(original)
-    def build(**kwargs):
-        return original(**{**kwargs, **bound})
+    def build(seed: int, **kwargs):
+        # TRL seeds each engine with its rank alone, so that runs of different seeds would sample alike.
+        return original(**{**kwargs, "seed": 1000 * args.seed + seed, **bound})
 
     vllm_generation.LLM = build
     try:
