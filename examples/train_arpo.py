@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from accelerate.utils import gather_object
 from datasets import Dataset
 from rich.console import Console
 from transformers import AutoTokenizer, ProgressCallback
@@ -24,6 +25,7 @@ from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_agentic import ARPOConfig, ARPOTrainer, rewards
 from trl_agentic.evaluation import Accuracy, BeforeAfter, measure_accuracy, plot_training_curves
+from trl_agentic.hub import push_trajectories
 from trl_agentic.tasks import geo_tools, load_arpo, load_geo
 from trl_agentic.tools import BM25Search, make_python_tool, make_search_tool, sandbox_report
 from trl_agentic.trainers.progress import RolloutProgressCallback
@@ -79,12 +81,15 @@ def load_task(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None, li
 
 
 def measure(trainer: ARPOTrainer, held_out: Dataset, num_samples: int) -> dict[str, Accuracy]:
-    """Accuracy at the training temperature, and greedy."""
-    shared = (trainer.rollout, trainer.dialect, held_out, rewards.exact_match_reward)
-    return {
+    """Accuracy at the training temperature, and greedy; each process answers its share of the questions."""
+    accelerator = trainer.accelerator
+    share = held_out.shard(accelerator.num_processes, accelerator.process_index, contiguous=True)
+    shared = (trainer.rollout, trainer.dialect, share, rewards.exact_match_reward)
+    measured = {
         "sampled": measure_accuracy(*shared, num_samples=num_samples),
         "greedy": measure_accuracy(*shared, num_samples=1, temperature=0.0),
     }
+    return {name: Accuracy.merged(gather_object([accuracy])) for name, accuracy in measured.items()}
 
 
 def report(trainer: ARPOTrainer, held_out: Dataset, before: dict[str, Accuracy], after: dict[str, Accuracy]) -> None:
@@ -92,7 +97,8 @@ def report(trainer: ARPOTrainer, held_out: Dataset, before: dict[str, Accuracy],
     table = BeforeAfter(before, after, held_out["hops"])
     Console().print(table.rich())
     folder = Path(trainer.args.output_dir)
-    (folder / "before_after.md").write_text(table.markdown())
+    trainer.card_results = table.markdown()
+    (folder / "before_after.md").write_text(trainer.card_results)
     np.savez(
         folder / "scores.npz",
         hops=held_out["hops"],
@@ -136,8 +142,12 @@ def main(script_args: ScriptArguments, training_args: ARPOConfig, model_args: Mo
         after = measure(trainer, held_out, script_args.num_eval_samples)
         if is_main:
             report(trainer, held_out, before, after)
+    trainer.create_model_card()
     if training_args.push_to_hub:
-        trainer.push_to_hub(dataset_name=None if script_args.dataset == "geo" else script_args.dataset)
+        trainer.push_to_hub()
+        if is_main and training_args.save_trajectories:
+            model_id = trainer.hub_model_id
+            push_trajectories(training_args.output_dir, f"{model_id}-rollouts", model_id=model_id)
 
 
 if __name__ == "__main__":

@@ -227,4 +227,6 @@ except ImportError as error:
     print(error)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert ended.stdout == "BM25Search needs bm25s: pip install trl-agentic[search]\n", ended.stderr
+    assert ended.stdout == "Local search needs bm25s: install it with `pip install trl-agentic[search]`.\n", (
+        ended.stderr
+    )

@@ -10,15 +10,13 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
-from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData, HfApi, ModelCard
-from trl.trainer.utils import generate_model_card
+from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData, HfApi
 
 from .rollout.trajectory_file import FILE_NAME, TrajectoryWriter, trajectory_rows, trajectory_schema
+from .trainers.model_card import markdown_table, run_model_card
 
 __all__ = [
     "TrajectoryWriter",
@@ -49,10 +47,6 @@ COLUMNS = {
     "rewards": "reward of each function",
     "model_version": "weight syncs before it was sampled",
 }
-
-# TRL writes these where the base model is a local folder or the model has no place on the Hub.
-UNKNOWN_BASE = "[None](https://huggingface.co/None)"
-VERSIONS_HEADING = "### Framework versions"
 
 
 def push_trajectories(
@@ -123,75 +117,3 @@ def trajectory_dataset_card(repo_id: str, num_rows: int, model_id: str | None = 
         "tree: a branch shares its first `fork` completion tokens with its `parent`.\n\n"
         f"{markdown_table(('Column', 'Content'), ((f'`{name}`', text) for name, text in COLUMNS.items()))}"
     )
-
-
-def run_model_card(
-    *,
-    trainer_name: str,
-    paper: Mapping[str, str],
-    tags: Iterable[str],
-    model_name: str,
-    hub_model_id: str | None = None,
-    base_model: str | None = None,
-    dataset_name: str | None = None,
-    results: str | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> ModelCard:
-    """
-    TRL's model card with what an agentic run adds: held-out results, settings, and where its rollouts are.
-
-    Args:
-        trainer_name (`str`):
-            The trainer's `_name`.
-        paper (`Mapping[str, str]`):
-            The trainer's `_paper`: `title`, `id` and `citation`.
-        tags (`Iterable[str]`):
-            The trainer's `_tag_names` and any others.
-        model_name (`str`):
-            Name of the model.
-        hub_model_id (`str`, *optional*):
-            Where the model is on the Hub; `model_name` by default.
-        base_model (`str`, *optional*):
-            Model on the Hub that training started from; `None` for a local checkpoint.
-        dataset_name (`str`, *optional*):
-            Dataset on the Hub that it was trained on.
-        results (`str`, *optional*):
-            Markdown, such as [`~trl_agentic.evaluation.BeforeAfter.markdown`] gives.
-        settings (`Mapping[str, Any]`, *optional*):
-            Settings worth naming; never whole configurations, which may hold tokens and paths.
-
-    Returns:
-        `ModelCard`: The card; `card.save(path)` writes it.
-    """
-    card = generate_model_card(
-        base_model=base_model,
-        model_name=model_name,
-        hub_model_id=hub_model_id or model_name,
-        dataset_name=dataset_name,
-        tags=sorted(set(tags)),
-        wandb_url=None,
-        trackio_url=None,
-        trainer_name=trainer_name,
-        trainer_citation=paper.get("citation"),
-        paper_title=paper.get("title"),
-        paper_id=paper.get("id"),
-    )
-    sections = []
-    if results:
-        sections.append(f"### Results\n\n{results.rstrip()}\n\n")
-    if settings:
-        rows = ((f"`{name}`", f"`{value}`") for name, value in sorted(settings.items()))
-        sections.append(f"### Settings\n\n{markdown_table(('Setting', 'Value'), rows)}\n")
-    sections.append(
-        f"### Rollouts\n\nEvery rollout of the run, as a tree, is a row of `{FILE_NAME}`: tokens, log-probs, "
-        "entropies, tool calls, rewards and advantages.\n\n"
-    )
-    card.text = card.text.replace(UNKNOWN_BASE, "a local checkpoint")
-    card.text = card.text.replace(VERSIONS_HEADING, "".join(sections) + VERSIONS_HEADING, 1)
-    return card
-
-
-def markdown_table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table, with a line feed at its end."""
-    lines = [header, ("---",) * len(header), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

@@ -38,6 +38,16 @@ class Accuracy:
     tool_calls: float
     sampled_tokens: float
 
+    @classmethod
+    def merged(cls, parts: Sequence[Accuracy]) -> Accuracy:
+        """Join what several processes measured on consecutive questions."""
+        sizes = [len(part.scores) for part in parts]
+        return cls(
+            scores=np.concatenate([part.scores for part in parts]),
+            tool_calls=float(np.average([part.tool_calls for part in parts], weights=sizes)),
+            sampled_tokens=float(np.average([part.sampled_tokens for part in parts], weights=sizes)),
+        )
+
     @property
     def mean(self) -> float:
         """Pass@1."""
@@ -72,15 +82,16 @@ def measure_accuracy(
     Returns:
         [`Accuracy`]: All scores.
     """
-    trees = sample(dataset["prompt"], num_generations=num_samples, temperature=temperature)
+    prompts = list(dataset["prompt"])
+    trees = sample(prompts, num_generations=num_samples, temperature=temperature)
     rows = [(tree, number) for number, tree in enumerate(trees) for _ in tree.trajectories]
     trajectories = [trajectory for tree in trees for trajectory in tree.trajectories]
     columns: dict[str, list[Any]] = {
         name: [values[number] for _, number in rows]
-        for name, values in ((name, dataset[name]) for name in dataset.column_names if name != "prompt")
+        for name, values in ((name, list(dataset[name])) for name in dataset.column_names if name != "prompt")
     }
     scores = score(
-        prompts=[dataset["prompt"][number] for _, number in rows],
+        prompts=[prompts[number] for _, number in rows],
         completions=[dialect.messages(trajectory.segments) for trajectory in trajectories],
         completion_ids=[trajectory.token_ids for trajectory in trajectories],
         rollout_status=[trajectory.status.value for trajectory in trajectories],

@@ -27,8 +27,9 @@ from ..types import BranchTree
 from .arpo_config import ARPOConfig
 from .checks import check_arguments, check_columns, describe_first_rows, warn_without_spread
 from .colocated import awake, build_engine, extra_vllm_arguments
-from .group_rows import shuffle_groups
+from .group_rows import mask_rows, shuffle_groups
 from .keep_trajectories import KeepTrajectories
+from .model_card import write_model_card
 from .non_finite import SkipNonFiniteSteps
 from .reward_guard import RewardGuard
 
@@ -46,6 +47,7 @@ class AgenticTrainer(GRPOTrainer):
     """
 
     args: ARPOConfig
+    card_results: str | None = None  # Markdown for the model card, such as a before/after table
     _last_loaded_step: int  # both of TRL's: the step whose weights the engine has, and the rows of a generation
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
 
@@ -245,7 +247,8 @@ class AgenticTrainer(GRPOTrainer):
         """Score as TRL does, then hand each token its advantage."""
         output = super()._generate_and_score_completions(inputs)
         if self.args.mask_truncated_completions:
-            self._mask_truncated(output)
+            trained = mask_rows(output, self._batch.is_truncated)
+            output["num_items_in_batch"] = self.accelerator.gather(trained).sum()
         if not self.model.training:
             return output
         rows = len(inputs)
@@ -262,14 +265,6 @@ class AgenticTrainer(GRPOTrainer):
         if self.args.save_trajectories:
             self._save_trajectories(rewards_per_func, rewards, output["advantages"])
         return output
-
-    def _mask_truncated(self, output: dict[str, torch.Tensor]) -> None:
-        """Leave rows that a budget ended out of the loss, in both masks together."""
-        kept = ~torch.tensor(self._batch.is_truncated, device=output["completion_mask"].device).unsqueeze(1)
-        output["completion_mask"] = output["completion_mask"] * kept
-        output["tool_mask"] = output["tool_mask"] * kept
-        trained = (output["completion_mask"] * output["tool_mask"]).sum()
-        output["num_items_in_batch"] = self.accelerator.gather(trained).sum()
 
     def _save_trajectories(
         self, rewards_per_func: torch.Tensor, rewards: torch.Tensor, advantages: torch.Tensor
@@ -298,3 +293,8 @@ class AgenticTrainer(GRPOTrainer):
             batch = shuffle_groups(self._generate_and_score_completions(generation_batch), self.num_generations)
             self._buffered_inputs = split_tensor_dict(batch, steps)
         return self._buffered_inputs[self._step % steps]
+
+    def create_model_card(self, model_name=None, dataset_name=None, tags=None):
+        """Write the card of the run: TRL's, with results, settings, and where the rollouts are."""
+        if self.is_world_process_zero():
+            write_model_card(self, model_name, dataset_name, [tags] if isinstance(tags, str) else tags or [])

@@ -1,6 +1,8 @@
-"""Rows of a generation batch, moved group by group."""
+"""Rows of a generation batch, moved group by group or left out of the loss."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -28,3 +30,22 @@ def shuffle_groups(batch: dict[str, torch.Tensor], num_generations: int) -> dict
     assert rows % num_generations == 0, f"{rows} rows are no whole groups of {num_generations}"
     order = torch.arange(rows).view(-1, num_generations)[torch.randperm(rows // num_generations)].flatten()
     return {key: value[order.to(value.device)] if value.dim() else value for key, value in batch.items()}
+
+
+def mask_rows(batch: dict[str, torch.Tensor], is_masked: Sequence[bool]) -> torch.Tensor:
+    """
+    Leave rows out of the loss, in both masks together.
+
+    Args:
+        batch (`dict[str, torch.Tensor]`):
+            A generation batch; its `completion_mask` and `tool_mask`, of shape `(B, T)`, are replaced.
+        is_masked (`Sequence[bool]`):
+            Which of the `B` rows.
+
+    Returns:
+        `torch.Tensor`: Tokens that are left to train on, a scalar.
+    """
+    kept = ~torch.tensor(is_masked, device=batch["completion_mask"].device).unsqueeze(1)  # (B, 1)
+    for name in ("completion_mask", "tool_mask"):
+        batch[name] = batch[name] * kept
+    return (batch["completion_mask"] * batch["tool_mask"]).sum()
