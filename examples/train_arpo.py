@@ -13,14 +13,16 @@ Every value of a YAML can be overridden by a flag. What the run leaves in `outpu
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from accelerate.utils import gather_object
 from datasets import Dataset
+from huggingface_hub import HfApi
 from rich.console import Console
-from transformers import AutoTokenizer, ProgressCallback
+from transformers import AutoTokenizer, ProgressCallback, TrainerCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_agentic import ARPOConfig, ARPOTrainer, rewards
@@ -92,6 +94,20 @@ def measure(trainer: ARPOTrainer, held_out: Dataset, num_samples: int) -> dict[s
     return {name: Accuracy.merged(gather_object([accuracy])) for name, accuracy in measured.items()}
 
 
+class MeasureBefore(TrainerCallback):
+    """Answers the held-out questions at the start of training, when the model is where it will be trained."""
+
+    def __init__(self, trainer: ARPOTrainer, held_out: Dataset, num_samples: int):
+        self.trainer, self.held_out, self.num_samples = trainer, held_out, num_samples
+        self.accuracy: dict[str, Accuracy] = {}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Measure."""
+        if state.is_world_process_zero:
+            print("Answering the held-out questions before training ...")
+        self.accuracy = measure(self.trainer, self.held_out, self.num_samples)
+
+
 def report(trainer: ARPOTrainer, held_out: Dataset, before: dict[str, Accuracy], after: dict[str, Accuracy]) -> None:
     """Print the table of gains and keep its figures."""
     table = BeforeAfter(before, after, held_out["hops"])
@@ -120,18 +136,21 @@ def main(script_args: ScriptArguments, training_args: ARPOConfig, model_args: Mo
         reward_funcs=[getattr(rewards, name) for name in script_args.rewards],
         args=training_args,
         train_dataset=train,
-        processing_class=AutoTokenizer.from_pretrained(model_args.model_name_or_path),
+        processing_class=AutoTokenizer.from_pretrained(
+            model_args.model_name_or_path, revision=model_args.model_revision
+        ),
         quantization_config=get_quantization_config(model_args),
         peft_config=get_peft_config(model_args),
         tools=tools,
     )
+    if held_out is not None:
+        before = MeasureBefore(trainer, held_out, script_args.num_eval_samples)
+        trainer.add_callback(before)
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(RolloutProgressCallback)
     is_main = trainer.accelerator.is_main_process
     if is_main:
-        print(f"Python sandbox: {sandbox_report()}")
-    if held_out is not None:
-        before = measure(trainer, held_out, script_args.num_eval_samples)
+        print(f"{len(train):,} questions to train on, {len(held_out or [])} held out. {sandbox_report()['summary']}")
     trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
     trainer.save_model()
     if is_main:
@@ -139,17 +158,24 @@ def main(script_args: ScriptArguments, training_args: ARPOConfig, model_args: Mo
         (folder / "log_history.json").write_text(json.dumps(trainer.state.log_history))
         plot_training_curves(trainer.state.log_history, folder / "curves.png")
     if held_out is not None:
+        if is_main:
+            print("Answering the held-out questions after training ...")
         after = measure(trainer, held_out, script_args.num_eval_samples)
         if is_main:
-            report(trainer, held_out, before, after)
+            report(trainer, held_out, before.accuracy, after)
     trainer.create_model_card()
     if training_args.push_to_hub:
         trainer.push_to_hub()
         if is_main and training_args.save_trajectories:
-            model_id = trainer.hub_model_id
-            push_trajectories(training_args.output_dir, f"{model_id}-rollouts", model_id=model_id)
+            model_id, private = trainer.hub_model_id, training_args.hub_private_repo
+            api = HfApi(token=training_args.hub_token)
+            push_trajectories(
+                training_args.output_dir, f"{model_id}-rollouts", model_id=model_id, private=private, api=api
+            )
 
 
 if __name__ == "__main__":
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("trl_agentic").setLevel(logging.INFO)  # the first rollout, spelled out, among others
     parser = TrlParser((ScriptArguments, ARPOConfig, ModelConfig))
     main(*parser.parse_args_and_config())

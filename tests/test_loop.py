@@ -208,6 +208,42 @@ def test_a_closing_tag_inside_a_thought_is_no_call_and_the_turn_goes_on():
     assert len(trajectory.segments) == 1 and len(engine.requests) == 2
 
 
+def test_a_stop_text_inside_a_thought_does_not_close_the_entropy_window():
+    def answer(request):
+        if not continuation(request):  # three certain tokens, then a stop text that is no call
+            return Script(ids("<think> <search> a </search>"), entropies=(0.0,) * 4)
+        if continuation(request).endswith("</search>") and "</think>" not in continuation(request):
+            return Script(ids("</think>") + CALL, entropies=(1.0,) * 6)
+        return Script(ANSWER, entropies=(0.4,) * len(ANSWER))
+
+    (tree,), _ = grow(answer, branching(initial_rollouts=1, window=8), size=2)
+    assert tree.points[0].initial_entropy == pytest.approx(4 / 8)  # four zeros and four ones, not four zeros
+
+
+def test_calls_that_wait_are_dropped_with_their_rollout():
+    started = []
+
+    def search(query: str) -> str:
+        """
+        Look something up.
+
+        Args:
+            query: What to look for.
+        """
+        started.append(query)
+        time.sleep(1.0)
+        return "late"
+
+    engine = ScriptedEngine(search_then_answer)
+    with ToolRuntime([search], num_workers=1, timeout_s=5.0) as runtime:
+        dialect = TagDialect(word_tokenizer(), [search])
+        limits = Limits(100, timeout_s=0.3)
+        RolloutLoop(engine, runtime, dialect, NoBranching(), SamplingSettings(), limits).run([Prompt("0", PROMPT, 6)])
+        assert runtime.num_pending == 0
+        time.sleep(1.5)
+    assert started == ["a"]
+
+
 def test_a_tool_that_raises_or_hangs_is_a_result_and_the_others_go_on():
     def search(query: str) -> str:
         """

@@ -110,10 +110,10 @@ def test_the_colocated_engine_is_built_through_the_module_with_our_arguments(tmp
 
     monkeypatch.setattr(vllm_generation, "LLM", llm)
     with pytest.raises(Stop):
-        trainer(tmp_path, use_vllm=True, seed=3, vllm_engine_kwargs={"block_size": 16, "dtype": "float32"})
+        trainer(tmp_path, use_vllm=True, seed=20250101, vllm_engine_kwargs={"block_size": 16, "dtype": "float32"})
     assert vllm_generation.LLM is llm  # put back, also when building failed
     assert built["block_size"] == 16 and built["dtype"] == "float32"
-    assert built["seed"] == 3000  # TRL's rank, and the seed of the run
+    assert built["seed"] == 20250101000 % 2**32  # TRL's rank, and the seed of the run
     assert built["logprobs_mode"] == "processed_logprobs" and built["max_num_batched_tokens"] == 4096
     assert built["max_num_seqs"] == 8
 

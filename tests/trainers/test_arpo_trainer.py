@@ -53,6 +53,12 @@ def test_a_rollout_of_the_users_own_is_refused(tmp_path, name):
         ({"initial_rollouts": 0}, "must be at least 1, got 0"),
         ({"beam_size": 0}, "`beam_size` must be at least 1, got 0"),
         ({"entropy_window": 0}, "`entropy_window` must be at least 1, got 0"),
+        ({"num_tool_workers": -1}, "`num_tool_workers` must be at least 0, got -1"),
+        ({"max_tool_result_tokens": 16}, "`max_tool_result_tokens` must be at least 32, got 16"),
+        ({"max_completion_length": None}, "`max_completion_length` must be at least 1, got None"),
+        ({"tool_timeout_s": 0.0}, "`tool_timeout_s` must be above 0"),
+        ({"rollout_timeout_s": 3600.0}, r"below `ddp_timeout` \(1800 s\).*got 3600"),
+        ({"generation_kwargs": {"seed": 1, "stop": ["x"]}}, "may not hold 'seed', 'stop'"),
         ({"per_device_train_batch_size": 3, "generation_batch_size": 12, "gradient_accumulation_steps": 1}, None),
     ],
 )
@@ -94,6 +100,18 @@ def test_a_template_dialect_without_a_template_for_tools_is_refused(tmp_path):
         trainer(tmp_path, tool_dialect="template")
 
 
+def test_sampling_options_of_vllm_are_refused_without_vllm(tmp_path):
+    with pytest.raises(ValueError, match="go to vLLM"):
+        ARPOTrainer(
+            tiny_model_path(),
+            length_reward,
+            config(tmp_path, generation_kwargs={"frequency_penalty": 0.5}),
+            dataset(),
+            processing_class=word_tokenizer(),
+            tools=[search],
+        )
+
+
 # --- what it survives
 
 
@@ -118,6 +136,23 @@ def test_reward_functions_that_raise_too_often_stop_the_run(tmp_path):
     rows(ours)
     with pytest.raises(RuntimeError, match="more than `max_reward_failures` \\(1\\) allows; the last one was `moody`"):
         rows(ours)
+
+
+def test_a_missing_package_is_no_unscored_row(tmp_path):
+    def needy(completions, **kwargs):
+        raise ImportError("pip install trl-agentic[math]")
+
+    with pytest.raises(ImportError, match="trl-agentic"):
+        rows(trainer(tmp_path, reward_funcs=needy))
+
+
+def test_an_unscored_row_gets_no_advantage_in_any_attribution(tmp_path):
+    def picky(completions, completion_ids, **kwargs):
+        return [None, *length_reward(completions, completion_ids)[1:]]
+
+    for mode in ("hard", "softmax", "winner"):
+        ours = trainer(tmp_path / mode, reward_funcs=picky, advantage_attribution=mode)
+        assert rows(ours)["advantages"][0].abs().max() == 0
 
 
 def test_an_async_reward_function_and_an_async_failure_work_alike(tmp_path):
@@ -283,6 +318,14 @@ def test_every_trajectory_is_kept_with_ids_masks_scores_and_descent(tmp_path):
             parent = by_place[row["prompt_id"], row["parent"]]
             assert parent["completion_ids"][: row["fork"]] == row["completion_ids"][: row["fork"]]
         assert row["rewards"]["length_reward"] == pytest.approx(row["reward"])
+
+
+def test_a_row_that_is_left_out_of_the_loss_has_no_advantages_in_the_file(tmp_path):
+    options = {"mask_truncated_completions": True, "max_completion_length": 22, "max_steps": 1}
+    trainer(tmp_path, engine=scripted_engine(3), **options).train()
+    table = pq.read_table(tmp_path / "trajectories.parquet").to_pylist()
+    left_out = [row["advantages"] is None for row in table]
+    assert left_out == [row["status"] == "truncated" for row in table] and 0 < sum(left_out) < len(table)
 
 
 def test_a_resumed_run_does_its_steps_again_and_keeps_each_once(tmp_path):

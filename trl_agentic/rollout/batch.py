@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..tools import tool_metrics
-from ..types import BranchTree, Kind, Status, ToolResult, Trajectory
+from ..types import BranchTree, CallStatus, Kind, Status, ToolResult, Trajectory
 from .dialect import Dialect
 
 TRUNCATING = frozenset({Status.TRUNCATED, Status.DEADLINE, Status.ERROR})
+EXECUTED = frozenset({CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT})
 
 
 def depth_first(tree: BranchTree) -> BranchTree:
@@ -171,6 +172,7 @@ def rollout_metrics(trees: Sequence[BranchTree]) -> dict[str, float]:
     trajectories = [trajectory for tree in trees for trajectory in tree.trajectories]
     points = [point for tree in trees for point in tree.points]
     results = [result for trajectory in trajectories for result in trajectory.own_results]
+    executed = [result for result in results if result.status in EXECUTED]
     kinds = Counter(trajectory.kind for trajectory in trajectories)
     statuses = Counter(trajectory.status for trajectory in trajectories)
     texts = Counter((tree.prompt_id, *trajectory.token_ids) for tree in trees for trajectory in tree.trajectories)
@@ -184,7 +186,7 @@ def rollout_metrics(trees: Sequence[BranchTree]) -> dict[str, float]:
         "branch/entropy": mean_or_zero([point.entropy for point in points]),
         "branch/entropy_change": mean_or_zero([point.change for point in points]),
         "rollout/tool_calls": mean_or_zero([float(len(trajectory.results)) for trajectory in trajectories]),
-        "rollout/executed_calls": len(results) / count,
+        "rollout/executed_calls": len(executed) / count,
         "rollout/sampled_tokens": float(sum(_own_sampled(trajectory) for trajectory in trajectories)),
         "rollout/equal_texts": sum(number - 1 for number in texts.values()) / count,
     }

@@ -165,16 +165,23 @@ class RolloutLoop:
     def _receive(self, path: Path, event: Event, tested: list[tuple[Path, BranchPoint]]) -> None:
         """Take the new tokens of one request."""
         path.extend(event.token_ids, event.logprobs, event.entropies)
-        finished = event.finish_reason is not None
-        if self.policy.window and self.policy.signal == "after_result":
-            self._probe(path, finished, tested)
-        if finished:
-            del self._paths[event.request_id]
-            self._end_segment(path, event)
+        if event.finish_reason is None:
+            return self._probe(path, False, tested)
+        del self._paths[event.request_id]
+        calls: tuple[ToolCall, ...] = ()
+        goes_on = False
+        if event.finish_reason == "stop" and (turn_ids := path.turn_ids):
+            calls = self.dialect.parse(turn_ids).calls
+            # A stop text that is no call (in a thought, in a code fence) ends the request but not the segment.
+            goes_on = not calls and turn_ids[-1] not in self.sampling.stop_token_ids and self._room(path) > 0
+        self._probe(path, not goes_on, tested)
+        return self._sample(path) if goes_on else self._end_segment(path, event, calls)
 
     def _probe(self, path: Path, finished: bool, tested: list[tuple[Path, BranchPoint]]) -> None:
         """Measure the beginning of a segment once its window is full or the segment has ended."""
         entropies = path.segment_entropies
+        if not self.policy.window or self.policy.signal != "after_result":
+            return
         if entropies is None or not (finished or len(entropies) >= self.policy.window):
             return  # greedy sampling has no entropies, and a window that is not full is not measured
         if path.initial_entropy is None:
@@ -192,19 +199,15 @@ class RolloutLoop:
             for _ in range(granted):
                 self._sample(path.growth.branch(path, point.position))
 
-    def _end_segment(self, path: Path, event: Event) -> None:
-        """Decide what follows a segment: another one, tool calls, or the end."""
+    def _end_segment(self, path: Path, event: Event, calls: tuple[ToolCall, ...]) -> None:
+        """Decide what follows a segment: tool calls, or the end."""
         if event.finish_reason == "error":
             return path.end(Status.ERROR)
-        turn_ids = path.turn_ids
-        if event.finish_reason == "length" or not turn_ids:
-            return path.end(Status.TRUNCATED)
-        calls = self.dialect.parse(turn_ids).calls
         if calls:
             return self._call(path, calls)
-        if turn_ids[-1] in self.sampling.stop_token_ids:
-            return path.end(Status.FINISHED)
-        return self._sample(path)  # the stop text was no call (a thought, a code fence): the turn goes on
+        last = path.turn_ids[-1:]
+        is_finished = event.finish_reason == "stop" and last and last[0] in self.sampling.stop_token_ids
+        return path.end(Status.FINISHED if is_finished else Status.TRUNCATED)
 
     def _call(self, path: Path, calls: tuple[ToolCall, ...]) -> None:
         """Run the calls of one turn, unless the budget is used up."""
@@ -275,7 +278,8 @@ class RolloutLoop:
                     path.end(Status.DEADLINE)
 
     def _abandon(self) -> None:
-        """Leave nothing behind in the engine, whatever ended the loop."""
+        """Leave nothing behind in engine and runtime, whatever ended the loop."""
         for key in self._paths:
             self.engine.abort(key)
+            self.runtime.abandon(key)
         self._paths.clear()

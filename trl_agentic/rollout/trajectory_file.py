@@ -163,7 +163,8 @@ class TrajectoryWriter:
 
     def rewind(self, step: int) -> None:
         """
-        Forget the steps from `step` on, of every rank. One process calls it when a run resumes, before any `write`.
+        Forget the steps from `step` on, of every rank. Called when a run begins or resumes, before any `write`; any
+        number of processes may do so at once.
 
         Args:
             step (`int`):
@@ -171,9 +172,9 @@ class TrajectoryWriter:
         """
         for part in self._parts.glob("part-*.parquet"):
             if int(part.name.split("-")[1]) >= step:
-                part.unlink()
+                part.unlink(missing_ok=True)
         for unfinished in self._parts.glob(".part-*"):  # a killed process could not clear them away
-            unfinished.unlink()
+            unfinished.unlink(missing_ok=True)
         self._written.clear()
 
     def compact(self) -> int:

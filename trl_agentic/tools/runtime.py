@@ -18,42 +18,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from ..types import CallStatus, ToolCall, ToolResult
 from .event_loop import EventLoops
-from .signatures import Tool, describe_tools
+from .jobs import Job, Turn
+from .signatures import describe_tools
 from .texts import MAX_ERROR_CHARS, error_line, result_text
-
-
-@dataclass
-class _Turn:
-    """The calls of one turn; `results` fills up in any order."""
-
-    key: str
-    results: list[ToolResult | None]
-
-    @property
-    def is_done(self) -> bool:
-        return None not in self.results
-
-
-@dataclass
-class _Job:
-    """One call that is waiting or running."""
-
-    turn: _Turn
-    position: int
-    call: ToolCall
-    tool: Tool
-    arguments: dict[str, Any]
-    started: float = 0.0  # `time.monotonic()`, once it runs
-    future: Future[Any] | None = None  # set while an async tool runs
-    expired: bool = False
 
 
 class ToolRuntime:
@@ -101,11 +74,11 @@ class ToolRuntime:
         self._timeout_s = timeout_s
         self._max_result_chars = max_result_chars
         self._changed = threading.Condition()  # guards all that follows
-        self._waiting: deque[_Job] = deque()
-        self._running: list[_Job] = []
-        self._finished: deque[_Turn] = deque()
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._finished: deque[Turn] = deque()
         self._pending: set[str] = set()
-        self._threads: dict[threading.Thread, _Job | None] = {}  # live ones, with the job each is at
+        self._threads: dict[threading.Thread, Job | None] = {}  # live ones, with the job each is at
         self._loops = EventLoops()
         self._closed = False
 
@@ -143,7 +116,7 @@ class ToolRuntime:
                 raise RuntimeError("This ToolRuntime is closed; make a new one.")
             if key in self._pending:
                 raise ValueError(f"A turn with key {key!r} is in flight already; keys must be unique.")
-            turn = _Turn(key, [None] * len(calls))
+            turn = Turn(key, [None] * len(calls))
             jobs = [job for position, call in enumerate(calls) if (job := self._admit(turn, position, call))]
             self._pending.add(key)
             if self._num_workers:
@@ -173,6 +146,19 @@ class ToolRuntime:
             self._pending.difference_update(turn.key for turn in turns)
         return [(turn.key, [result for result in turn.results if result is not None]) for turn in turns]
 
+    def abandon(self, key: str) -> None:
+        """
+        Forget a turn: calls of it that wait never start, and nothing of it is returned. Unknown keys are ignored.
+
+        Args:
+            key (`str`):
+                The turn.
+        """
+        with self._changed:
+            self._pending.discard(key)
+            self._waiting = deque(job for job in self._waiting if job.turn.key != key)
+            self._finished = deque(turn for turn in self._finished if turn.key != key)
+
     def close(self) -> None:
         """Drop what is waiting and stop. Threads whose call is still running end with it, without being waited for."""
         with self._changed:
@@ -190,7 +176,7 @@ class ToolRuntime:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _admit(self, turn: _Turn, position: int, call: ToolCall) -> _Job | None:
+    def _admit(self, turn: Turn, position: int, call: ToolCall) -> Job | None:
         """Check a call: a job if it can be run, else its result is set."""
         tool = self._tools.get(call.name)
         if call.problem is not None:
@@ -201,12 +187,12 @@ class ToolRuntime:
         else:
             arguments, problem = tool.check(call.arguments)
             if problem is None:
-                return _Job(turn, position, call, tool, arguments)
+                return Job(turn, position, call, tool, arguments)
             status, content = CallStatus.INVALID_ARGUMENTS, problem
         turn.results[position] = ToolResult(call, result_text(content, self._max_result_chars), status)
         return None
 
-    def _run_inline(self, turn: _Turn, jobs: list[_Job]) -> None:
+    def _run_inline(self, turn: Turn, jobs: list[Job]) -> None:
         for job in jobs:
             job.started = time.monotonic()
             self._record(job, *self._execute(job))
@@ -215,7 +201,7 @@ class ToolRuntime:
                 self._finished.append(turn)
                 self._changed.notify_all()
 
-    def _execute(self, job: _Job) -> tuple[CallStatus, str]:
+    def _execute(self, job: Job) -> tuple[CallStatus, str]:
         """Run a call; whatever the tool does, this is what the model gets to read."""
         try:
             value = job.tool.function(**deepcopy(job.arguments))
@@ -231,10 +217,10 @@ class ToolRuntime:
         except (Exception, SystemExit) as error:  # a failed tool is data, whatever it raised
             return CallStatus.ERROR, error_line(error)
 
-    def _record(self, job: _Job, status: CallStatus, content: str) -> None:
+    def _record(self, job: Job, status: CallStatus, content: str) -> None:
         job.turn.results[job.position] = ToolResult(job.call, content, status, time.monotonic() - job.started)
 
-    def _timeout_text(self, job: _Job) -> str:
+    def _timeout_text(self, job: Job) -> str:
         return f"{job.tool.name} did not answer within {self._timeout_s:g} s and was stopped."
 
     def _start_threads(self) -> None:
@@ -271,7 +257,7 @@ class ToolRuntime:
                 self._threads[thread] = None
                 self._finish(job, status, content)
 
-    def _finish(self, job: _Job, status: CallStatus, content: str) -> None:
+    def _finish(self, job: Job, status: CallStatus, content: str) -> None:
         """Set the result of a running job; the lock is held."""
         self._running.remove(job)
         self._record(job, status, content)
@@ -288,10 +274,10 @@ class ToolRuntime:
                 nearest = min(map(self._deadline, self._running), default=None)
                 self._changed.wait(None if nearest is None else max(nearest - time.monotonic(), 0.0))
 
-    def _deadline(self, job: _Job) -> float:
+    def _deadline(self, job: Job) -> float:
         return job.started + self._timeout_s
 
-    def _expire(self, job: _Job) -> None:
+    def _expire(self, job: Job) -> None:
         job.expired = True
         if job.future is not None:
             job.future.cancel()

@@ -21,14 +21,14 @@ from ..rollout.dialect import make_dialect
 from ..rollout.engine import Engine, SamplingSettings
 from ..rollout.loop import Limits, Prompt, RolloutLoop
 from ..rollout.policy import BranchPolicy, NoBranching
-from ..rollout.trajectory_file import TrajectoryWriter, trajectory_rows
+from ..rollout.trajectory_file import TrajectoryWriter
 from ..tools import ToolRuntime
 from ..types import BranchTree
 from .arpo_config import ARPOConfig
-from .checks import check_arguments, check_columns, describe_first_rows, warn_without_spread
+from .checks import check_arguments, check_columns, check_engine, describe_first_rows, warn_without_spread
 from .colocated import awake, build_engine, extra_vllm_arguments
 from .group_rows import mask_rows, shuffle_groups
-from .keep_trajectories import KeepTrajectories
+from .keep_trajectories import KeepTrajectories, scored_rows
 from .model_card import write_model_card
 from .non_finite import SkipNonFiniteSteps
 from .reward_guard import RewardGuard
@@ -114,6 +114,7 @@ class AgenticTrainer(GRPOTrainer):
         self.engine = build_engine(self) if engine is None else engine
         self.mask_truncated_completions = False  # TRL guesses by the last token; the status of a rollout knows
         self._model_version = self._num_rollouts = 0
+        self._last_loaded_step = -1
         self._has_described = False
         self.trajectory_writer = TrajectoryWriter(args.output_dir, rank=self.accelerator.process_index)
         self.add_callback(SkipNonFiniteSteps(self))
@@ -190,11 +191,13 @@ class AgenticTrainer(GRPOTrainer):
 
     def _sync_weights(self) -> None:
         """Give the engine the weights of this step, once."""
-        if self.use_vllm and self.state.global_step != self._last_loaded_step:
+        if self.state.global_step == self._last_loaded_step:
+            return
+        if self.use_vllm:
             with profiling_context(self, "sync_weights"):
                 self.vllm_generation.sync_weights()
-            self._last_loaded_step = self.state.global_step
-            self._model_version += 1
+        self._last_loaded_step = self.state.global_step
+        self._model_version += 1
 
     def _generate(self, prompts: list):
         """Roll out the prompts of this process; see [`~trl.GRPOTrainer`] for the eight values."""
@@ -251,38 +254,21 @@ class AgenticTrainer(GRPOTrainer):
             output["num_items_in_batch"] = self.accelerator.gather(trained).sum()
         if not self.model.training:
             return output
-        rows = len(inputs)
-        start = self.accelerator.process_index * rows
-        rewards_per_func = self._rewards_per_func[start : start + rows]
+        start = self.accelerator.process_index * len(inputs)
+        rewards_per_func = self._rewards_per_func[start : start + len(inputs)]
         weights = self.reward_weights.to(rewards_per_func.device)
         rewards = (rewards_per_func * weights).nansum(dim=1)  # (B,)
         rewards[rewards_per_func.isnan().all(dim=1)] = torch.nan
         output["advantages"] = self.attribute(rewards, output["advantages"], output["completion_ids"].size(1))
         if not self._has_described:
             describe_first_rows(self._batch, self._tokenizer)
+            check_engine(self, output)
             self._has_described = True
         warn_without_spread(self._metrics["train"])
         if self.args.save_trajectories:
-            self._save_trajectories(rewards_per_func, rewards, output["advantages"])
+            rows = scored_rows(self, rewards_per_func, rewards, output["advantages"])
+            self.trajectory_writer.write(self.state.global_step, rows)
         return output
-
-    def _save_trajectories(
-        self, rewards_per_func: torch.Tensor, rewards: torch.Tensor, advantages: torch.Tensor
-    ) -> None:
-        """Write the trees of this generation, scores included."""
-        if advantages.dim() == 1:
-            advantages = advantages.unsqueeze(1).expand(-1, max(map(len, self._batch.completion_ids)))
-        step, scores = self.state.global_step, rewards_per_func.T.tolist()
-        rows = trajectory_rows(
-            self._trees,
-            step=step,
-            model_version=self._model_version,
-            messages=self._batch.completions,
-            rewards=rewards.tolist(),
-            reward_functions=dict(zip(self.reward_func_names, scores, strict=True)),
-            advantages=advantages.tolist(),
-        )
-        self.trajectory_writer.write(step, rows)
 
     def _prepare_inputs(self, generation_batch):
         """As in TRL, but whole groups are shuffled, so that a micro-batch holds a contiguous piece of a tree."""
@@ -293,6 +279,13 @@ class AgenticTrainer(GRPOTrainer):
             batch = shuffle_groups(self._generate_and_score_completions(generation_batch), self.num_generations)
             self._buffered_inputs = split_tensor_dict(batch, steps)
         return self._buffered_inputs[self._step % steps]
+
+    def train(self, *args, **kwargs):
+        """As in [`~transformers.Trainer`]; the engine takes the weights anew, before and after."""
+        self._last_loaded_step = -1
+        output = super().train(*args, **kwargs)
+        self._last_loaded_step = -1  # `load_best_model_at_end` changes them without a step
+        return output
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
         """Write the card of the run: TRL's, with results, settings, and where the rollouts are."""

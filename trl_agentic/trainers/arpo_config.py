@@ -17,6 +17,19 @@ CHOICES = {
     "tool_dialect": ("auto", "tags", "template"),
 }
 
+LEAST = {
+    "beam_size": 1,
+    "entropy_window": 1,
+    "max_completion_length": 1,
+    "max_invalid_tool_calls": 0,
+    "max_tool_result_tokens": 32,  # the mark of a cut takes about half of that
+    "num_tool_workers": 0,
+}
+OWN_SAMPLING = frozenset(
+    {"n", "seed", "logprobs", "prompt_logprobs", "detokenize", "output_kind", "skip_special_tokens", "stream_interval"}
+    | {"stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "max_tokens", "max_new_tokens"}
+    | {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "extra_args"}
+)
 NO_SERVER = "branches join the engine while it decodes, which needs the colocated one"
 UNSUPPORTED = {
     "vllm_mode": NO_SERVER,
@@ -41,8 +54,8 @@ class ARPOConfig(GRPOConfig):
 
     This class includes only the parameters that are specific to ARPO training. For a full list of training arguments,
     see [`~trl.GRPOConfig`]; the table in `docs/options.md` says which of its options work here and which raise. Note
-    that default values in this class may differ from those in [`~trl.GRPOConfig`]: `num_generations` is 16, `use_vllm`
-    is `True` and `max_tool_calling_iterations` is 5, as in the paper.
+    that default values in this class may differ from those in [`~trl.GRPOConfig`]: `num_generations` is 16,
+    `max_completion_length` 4096 and `max_tool_calling_iterations` 5, as in the paper, and `use_vllm` is `True`.
 
     Parameters:
         > Parameters that control branching
@@ -64,8 +77,9 @@ class ARPOConfig(GRPOConfig):
             `"threshold"` branches iff `P > θ` (paper); `"stochastic"` draws each child with probability `P` (released
             code).
         entropy_signal (`str`, *optional*, defaults to `"after_result"`):
-            `"after_result"` measures the tokens that follow a tool result (paper); `"released"` those before it,
-            summed (released code, for comparison only).
+            `"after_result"` measures the tokens that follow a tool result (paper); `"released"` sums up to
+            `entropy_window` tokens before it, as the released code does, but with exact entropies in place of its
+            top-10 ones (for comparison only).
 
         > Parameters that control credit
 
@@ -160,11 +174,12 @@ class ARPOConfig(GRPOConfig):
                 f"`initial_rollouts` ({self.initial_rollouts}) cannot exceed `num_generations` "
                 f"({self.num_generations}), the trajectories of a prompt in all. Lower the one or raise the other."
             )
-        for name in ("beam_size", "entropy_window"):
-            if vars(self)[name] < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {vars(self)[name]}.")
-        if self.rollout_timeout_s is None:
-            self.rollout_timeout_s = 0.75 * self.ddp_timeout
+        for name, least in LEAST.items():
+            value = vars(self)[name]
+            if value is None or value < least:
+                raise ValueError(f"`{name}` must be at least {least}, got {value}.")
+        self._check_deadlines()
+        self._check_generation_kwargs()
         self._check_groups()
         self._check_unsupported()
         if self.use_vllm and (self.top_p < 1 or self.top_k > 0 or self.min_p):
@@ -172,6 +187,27 @@ class ARPOConfig(GRPOConfig):
                 "With `top_p`, `top_k` or `min_p` the engine's log-probs are renormalised over the tokens that are "
                 "left, so importance ratios built on them are biased. Train with top_p=1, top_k=0 and min_p=None.",
                 stacklevel=3,
+            )
+
+    def _check_deadlines(self) -> None:
+        """A slow rank must give up before the others stop waiting for it."""
+        if self.rollout_timeout_s is None:
+            self.rollout_timeout_s = 0.75 * self.ddp_timeout
+        if not 0 < self.rollout_timeout_s < self.ddp_timeout:
+            raise ValueError(
+                f"`rollout_timeout_s` must be above 0 and below `ddp_timeout` ({self.ddp_timeout} s), since fast "
+                f"processes wait for slow ones; got {self.rollout_timeout_s}. Lower it or raise `ddp_timeout`."
+            )
+        if self.tool_timeout_s <= 0:
+            raise ValueError(f"`tool_timeout_s` must be above 0, got {self.tool_timeout_s}.")
+
+    def _check_generation_kwargs(self) -> None:
+        """Options that the loop sets for each request, or that have a name of their own here."""
+        taken = sorted(OWN_SAMPLING & set(self.generation_kwargs or {}))
+        if taken:
+            raise ValueError(
+                f"`generation_kwargs` may not hold {', '.join(map(repr, taken))}: the rollout sets these for each "
+                "request, or the configuration has an option of that name. Use that option, or leave it out."
             )
 
     def _check_groups(self) -> None:

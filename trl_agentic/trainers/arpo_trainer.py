@@ -45,7 +45,7 @@ class ARPOTrainer(AgenticTrainer):
         model, reward_funcs, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, \
         optimizers, quantization_config, peft_config:
             As in [`~trl.GRPOTrainer`]. Reward functions written for TRL's tools work unchanged; they may also ask for
-            `rollout_status`, `rollout_calls`, `rollout_parent` and `rollout_fork` by name.
+            `rollout_status`, `rollout_calls`, `rollout_parent`, `rollout_fork` and `rollout_dialect` by name.
         args ([`ARPOConfig`], *optional*):
             Configuration of the trainer.
         tools (`list[Callable]`):
@@ -81,7 +81,7 @@ class ARPOTrainer(AgenticTrainer):
         args = self.args
         if args.initial_rollouts == self.num_generations or args.beam_size == 1:
             return NoBranching()
-        seed = f"{args.seed}-{self.state.global_step}-{self.accelerator.process_index}"
+        seed = f"{args.seed}-{self.state.global_step}-{self._step}-{self.accelerator.process_index}"
         return EntropyBranching(
             initial_rollouts=args.initial_rollouts,
             beam_size=args.beam_size,
@@ -120,7 +120,7 @@ class ARPOTrainer(AgenticTrainer):
             shared = torch.tensor(tree.shared_lengths(), device=rewards.device)  # (G, G)
             attributed.append(
                 attribute_advantages(
-                    rewards[rows].nan_to_num(),
+                    rewards[rows],
                     shared,
                     num_tokens,
                     mode=self.args.advantage_attribution,

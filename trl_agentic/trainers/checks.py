@@ -5,15 +5,21 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..rollout.batch import RolloutBatch
 from .arpo_config import ARPOConfig
 
+if TYPE_CHECKING:
+    from .agentic_trainer import AgenticTrainer
+
 logger = logging.getLogger(__name__)
+
+MAX_LOGPROB_GAP = 0.05  # nats; a bfloat16 engine beside a bfloat16 trainer stays below it
 
 TRAINER_COLUMNS = frozenset(
     {
@@ -119,6 +125,37 @@ def describe_first_rows(batch: RolloutBatch, tokenizer: PreTrainedTokenizerBase)
         f"{tokenizer.decode(batch.prompt_ids[0])}\n────\n{''.join(parts)}\n"
         f"────\nFirst tool call: {calls[0] if calls else 'none in this batch'}"
     )
+
+
+def check_engine(trainer: AgenticTrainer, batch: Mapping[str, torch.Tensor], num_rows: int = 8) -> None:
+    """
+    Log how far the engine's log-probs lie from the trainer's on some rows, and warn if that is far.
+
+    Args:
+        trainer ([`AgenticTrainer`]):
+            The trainer.
+        batch (`Mapping[str, torch.Tensor]`):
+            A generation batch that its engine has sampled.
+        num_rows (`int`, *optional*, defaults to `8`):
+            Rows to compare.
+    """
+    rows = {name: value[:num_rows] for name, value in batch.items() if value.dim()}
+    ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+    attended = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+    with torch.no_grad():
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, attended, rows["completion_ids"].size(1)
+        )
+    sampled = (rows["completion_mask"] * rows["tool_mask"]).bool()  # (B, T)
+    gap = (logps - rows["sampling_per_token_logps"])[sampled].abs()
+    mean = gap.mean().item() if gap.numel() else 0.0
+    logger.info(f"Engine and trainer: log-probs of the first rows differ by {mean:.2g} nats on average.")
+    if mean > MAX_LOGPROB_GAP:
+        logger.warning(
+            f"The engine's log-probs differ from the trainer's by {mean:.2g} nats on average: the policy that samples "
+            "is not quite the one that is trained. Give the engine the trainer's `dtype` in `vllm_engine_kwargs`, or "
+            "keep `vllm_importance_sampling_correction` on."
+        )
 
 
 def warn_without_spread(metrics: Mapping[str, list[Any]]) -> None:

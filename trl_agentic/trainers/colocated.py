@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -39,7 +40,9 @@ def extra_vllm_arguments(args: ARPOConfig) -> Iterator[None]:
     @functools.wraps(original)
     def build(seed: int, **kwargs):
         # TRL seeds each engine with its rank alone, so that runs of different seeds would sample alike.
-        return original(**{**kwargs, "seed": 1000 * args.seed + seed, **bound})
+        with warnings.catch_warnings():  # vLLM's own, which no user of ours can do anything about
+            warnings.filterwarnings("ignore", message=".*torch.distributed.reduce_op.*", category=FutureWarning)
+            return original(**{**kwargs, "seed": (1000 * args.seed + seed) % 2**32, **bound})
 
     vllm_generation.LLM = build
     try:
@@ -66,6 +69,11 @@ def build_engine(trainer: AgenticTrainer) -> Engine:
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ValueError(
             "Without vLLM the policy itself generates, which does not work on sharded parameters. Set use_vllm=True."
+        )
+    if trainer.args.generation_kwargs:
+        raise ValueError(
+            f"`generation_kwargs` ({trainer.args.generation_kwargs}) go to vLLM. Without it, use `temperature`, "
+            "`top_p`, `top_k`, `min_p` and `repetition_penalty`."
         )
     return TransformersEngine(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class)
 

@@ -1,10 +1,13 @@
-"""When the parts of `trajectories.parquet` are merged, and which of them a resumed run does again."""
+"""`trajectories.parquet`: its rows, when its parts are merged, and which of them a resumed run does again."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import TrainerCallback
+
+from ..rollout.trajectory_file import trajectory_rows
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
@@ -25,6 +28,7 @@ class KeepTrajectories(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """Leave only what lies before the step at which training starts."""
         self.trainer.trajectory_writer.rewind(state.global_step)
+        self.trainer.accelerator.wait_for_everyone()  # nobody writes before everybody has forgotten
 
     def on_save(self, args, state, control, **kwargs):
         """Merge, so that a checkpoint has its rollouts beside it."""
@@ -38,3 +42,41 @@ class KeepTrajectories(TrainerCallback):
         self.trainer.accelerator.wait_for_everyone()
         if self.trainer.accelerator.is_main_process:
             self.trainer.trajectory_writer.compact()
+
+
+def scored_rows(
+    trainer: AgenticTrainer, rewards_per_func: torch.Tensor, rewards: torch.Tensor, advantages: torch.Tensor
+) -> list[dict[str, Any]]:
+    """
+    The rows of a generation, scores included.
+
+    Args:
+        trainer ([`AgenticTrainer`]):
+            The trainer that has just scored it.
+        rewards_per_func (`torch.Tensor`):
+            Reward of each row by each function, of shape `(B, F)`; NaN where it did not score.
+        rewards (`torch.Tensor`):
+            Weighted rewards, of shape `(B,)`.
+        advantages (`torch.Tensor`):
+            Of shape `(B,)` or `(B, T)`.
+
+    Returns:
+        `list[dict]`: One row per trajectory; its advantages are null where it is left out of the loss.
+    """
+    batch = trainer._batch
+    if advantages.dim() == 1:
+        advantages = advantages.unsqueeze(1).expand(-1, max(map(len, batch.completion_ids)))  # (B, T)
+    masks = trainer.args.mask_truncated_completions
+    columns = zip(trainer.reward_func_names, rewards_per_func.T.tolist(), strict=True)
+    return trajectory_rows(
+        trainer._trees,
+        step=trainer.state.global_step,
+        model_version=trainer._model_version,
+        messages=batch.completions,
+        rewards=rewards.tolist(),
+        reward_functions=dict(columns),
+        advantages=[
+            None if masks and truncated else row
+            for truncated, row in zip(batch.is_truncated, advantages.tolist(), strict=True)
+        ],
+    )

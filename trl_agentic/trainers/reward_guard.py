@@ -65,12 +65,16 @@ class RewardGuard:
     def _score(self, function: Callable, completions: list, kwargs: dict[str, Any]) -> list[float | None]:
         try:
             return function(completions=completions, **kwargs)
+        except ImportError:
+            raise  # a package that is missing is missing for every row
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises
             return self._unscored(function, error, len(completions))
 
     async def _score_async(self, function: Callable, completions: list, kwargs: dict[str, Any]) -> list[float | None]:
         call = function(completions=completions, **kwargs)
         (outcome,) = list(await asyncio.gather(call, return_exceptions=True))
+        if isinstance(outcome, ImportError):
+            raise outcome
         return self._unscored(function, outcome, len(completions)) if isinstance(outcome, BaseException) else outcome
 
     def _unscored(self, function: Callable, error: BaseException, rows: int) -> list[float | None]:
