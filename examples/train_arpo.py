@@ -177,5 +177,6 @@ def main(script_args: ScriptArguments, training_args: ARPOConfig, model_args: Mo
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s")
     logging.getLogger("trl_agentic").setLevel(logging.INFO)  # the first rollout, spelled out, among others
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
     parser = TrlParser((ScriptArguments, ARPOConfig, ModelConfig))
     main(*parser.parse_args_and_config())
