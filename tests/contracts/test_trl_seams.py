@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import sys
 import textwrap
 from pathlib import Path
@@ -98,6 +99,16 @@ def test_an_empty_completion_crashes_trl_which_is_why_we_never_emit_one(tmp_path
         theirs._generate([row["prompt"] for row in dataset(1) for _ in range(4)])
 
 
+@pytest.fixture
+def same_environment():
+    """TRL sets rank and port for the colocated engine; the next test is not its second rank."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.usefixtures("same_environment")
 def test_the_colocated_engine_is_built_through_the_module_with_our_arguments(tmp_path, monkeypatch):
     built = {}
 

@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "trl_agentic" / "tasks" / "tiny_geo"
 
 
-def geo_trainer(output_dir, **options) -> ARPOTrainer:
+def geo_trainer(output_dir, peft_config=None, **options) -> ARPOTrainer:
     args = ARPOConfig(
         **(
             {
@@ -42,5 +42,6 @@ def geo_trainer(output_dir, **options) -> ARPOTrainer:
         args=args,
         train_dataset=load_geo("train", "compact", 64),
         processing_class=AutoTokenizer.from_pretrained(MODEL),
+        peft_config=peft_config,
         tools=geo_tools("compact"),
     )
