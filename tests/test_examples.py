@@ -25,6 +25,7 @@ TINY = {
     "vllm_max_model_length": 512,
     "vllm_engine_kwargs": json.dumps({"dtype": "float32", "enforce_eager": True, "block_size": 32}),
     "use_cpu": "true",
+    "vllm_enable_sleep_mode": "false",  # vLLM has it on GPUs alone
     "bf16": "false",
     "report_to": "none",
     "save_strategy": "no",
