@@ -28,6 +28,7 @@ TINY = {
     "vllm_enable_sleep_mode": "false",  # vLLM has it on GPUs alone
     "bf16": "false",
     "report_to": "none",
+    "logging_steps": 1,
     "save_strategy": "no",
     "push_to_hub": "false",
 }
