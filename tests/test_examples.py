@@ -69,7 +69,7 @@ def check_output(folder: Path, ended: subprocess.CompletedProcess, path: Path) -
     assert len(rows) % size == 0 and len(rows) >= 2 * size
     assert (folder / "model.safetensors").is_file() and (folder / "curves.png").stat().st_size > 10_000
     history = json.loads((folder / "log_history.json").read_text())
-    assert [entry["step"] for entry in history if "reward" in entry] == [1, 2]
+    assert [entry["step"] for entry in history if "loss" in entry] == [1, 2]
     table = (folder / "before_after.md").read_text()
     assert "pass@1, sampled" in table and "pass@1, greedy" in table
     assert table in (folder / "README.md").read_text()
