@@ -5,7 +5,7 @@ from dialect_tokenizers import TOOLS, encode, search, smollm2, word_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_agentic.rollout.dialect import make_dialect
+from trl_agentic.rollout.dialects import make_dialect
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.types import Segment, Status, ToolCall, ToolResult, Trajectory
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trl.chat_template_utils import get_training_chat_template, is_chat_template_prefix_preserving
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from trl_agentic.rollout.dialect import make_dialect
+from trl_agentic.rollout.dialects import make_dialect
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.rollout.template_dialect import TemplateDialect
 from trl_agentic.types import Segment, ToolCall, ToolResult

@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "trainers"))
 from tiny import dataset, length_reward, tiny_model_path, trainer  # noqa: E402
 from word_tokenizer import ids, word_tokenizer  # noqa: E402
 
+from trl_agentic.trainers import ARPOTrainer  # noqa: E402
+
 
 def tree_of(function) -> ast.AST:
     return ast.parse(textwrap.dedent(inspect.getsource(function)))
@@ -26,6 +28,13 @@ def tree_of(function) -> ast.AST:
 
 def test_the_version_is_the_one_these_tests_describe():
     assert trl.__version__.startswith("1.16.")
+
+
+def test_the_constructor_takes_trls_arguments_in_trls_order():
+    theirs = list(inspect.signature(GRPOTrainer.__init__).parameters)
+    ours = inspect.signature(ARPOTrainer.__init__).parameters
+    assert list(ours)[: len(theirs)] == theirs
+    assert [name for name, parameter in ours.items() if parameter.kind is parameter.KEYWORD_ONLY] == ["engine"]
 
 
 def test_the_loss_takes_an_advantage_per_token(tmp_path):

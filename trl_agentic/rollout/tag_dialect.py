@@ -223,17 +223,7 @@ class TagDialect:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def messages(self, segments: Sequence[Segment]) -> list[dict[str, Any]]:
-        """
-        A completion as chat messages.
-
-        Args:
-            segments (`Sequence[Segment]`):
-                The completion; adjacent sampled segments are one turn.
-
-        Returns:
-            `list[dict]`:
-                One `assistant` message per turn and one `tool` message per result.
-        """
+        """A completion as chat messages, see [`read_messages`]."""
         return read_messages(segments, self.parse)
 
     def _without_end(self, token_ids: Sequence[int]) -> tuple[list[int], bool]:

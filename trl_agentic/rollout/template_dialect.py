@@ -217,17 +217,7 @@ class TemplateDialect:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def messages(self, segments: Sequence[Segment]) -> list[dict[str, Any]]:
-        """
-        A completion as chat messages.
-
-        Args:
-            segments (`Sequence[Segment]`):
-                The completion; adjacent sampled segments are one turn.
-
-        Returns:
-            `list[dict]`:
-                One `assistant` message per turn and one `tool` message per result.
-        """
+        """A completion as chat messages, see [`read_messages`]."""
         return read_messages(segments, self.parse)
 
 

@@ -17,7 +17,7 @@ from trl.extras.profiling import profiling_context
 from trl.trainer.utils import get_config_model_id, split_tensor_dict
 
 from ..rollout.batch import RolloutBatch, completion_metrics, depth_first, rollout_metrics
-from ..rollout.dialect import make_dialect
+from ..rollout.dialects import make_dialect
 from ..rollout.engine import Engine, SamplingSettings
 from ..rollout.loop import Limits, Prompt, RolloutLoop
 from ..rollout.policy import BranchPolicy, NoBranching
