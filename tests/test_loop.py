@@ -329,6 +329,15 @@ def test_the_released_signal_looks_before_the_result_and_sums():
     assert second.entropy == 5 * 3.0 and second.position == 20 and second.wanted == 1
 
 
+def test_shared_calls_count_once_as_executed_and_in_each_row_as_frequency():
+    trees, _ = grow(search_then_answer, branching(), size=4)
+    metrics = rollout_metrics(trees)
+    assert metrics["tools/call_frequency"] == metrics["rollout/tool_calls"] == 1.0
+    assert metrics["rollout/executed_calls"] == 0.5  # two of the four rows are branches behind the call
+    assert metrics["tools/failure_frequency"] == 0.0 and metrics["branch/rate"] == 0.5
+    assert metrics["rollout/sampled_tokens"] == 2 * 5 + 4 * 8
+
+
 def test_depth_first_keeps_relatives_together():
     def answer(request):
         results = continuation(request).count("<result>")

@@ -190,6 +190,9 @@ def rollout_metrics(trees: Sequence[BranchTree]) -> dict[str, float]:
         "rollout/sampled_tokens": float(sum(_own_sampled(trajectory) for trajectory in trajectories)),
         "rollout/equal_texts": sum(number - 1 for number in texts.values()) / count,
     }
+    calls = [result for trajectory in trajectories for result in trajectory.results]
+    failed = mean_or_zero([float(result.status is not CallStatus.OK) for result in calls])
+    metrics |= {"tools/call_frequency": len(calls) / count, "tools/failure_frequency": failed}  # TRL's names
     metrics |= {f"rollout/status/{status.value}": statuses[status] / count for status in Status}
     return metrics | tool_metrics(results)
 
