@@ -12,7 +12,7 @@ export VLLM_NO_USAGE_STATS := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
 help:
-	@echo "make train      train the tiny agent with ARPO on this machine's CPU (10 minutes; ARGS='--seed 2' adds options)"
+	@echo "make train      train the tiny agent with ARPO on this machine's CPU (six minutes after installation; ARGS='--seed 2' adds options)"
 	@echo "make test       linters and the fast tests (at most 20 minutes)"
 	@echo "make test-all   the same with the slow tests"
 	@echo "make lint       ruff and mypy alone"

@@ -67,18 +67,28 @@ class ScriptArguments:
 
 def load_task(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None, list]:
     """Training questions, held-out questions if there are any, and the tools."""
+    if unknown := sorted(set(script_args.rewards) - set(rewards.__all__)):
+        raise ValueError(
+            f"There are no rewards {unknown}. Choose from {[n for n in rewards.__all__ if 'reward' in n]}."
+        )
+    if script_args.num_eval_samples < 1:
+        raise ValueError(f"`num_eval_samples` must be at least 1, got {script_args.num_eval_samples}.")
     if script_args.dataset == "geo":
+        if script_args.search_corpus is not None:
+            raise ValueError("Geo brings its own documents: leave `search_corpus` out, or name another `dataset`.")
         train = load_geo("train", script_args.geo_rendering, script_args.num_train_questions)
         num_questions = script_args.num_eval_questions
         held_out = load_geo("test", script_args.geo_rendering, num_questions) if num_questions else None
         return train, held_out, geo_tools(script_args.geo_rendering)
     if script_args.search_corpus is None:
         raise ValueError("`search_corpus` is needed with a dataset other than 'geo': the texts that `search` finds.")
+    if script_args.num_eval_questions:
+        raise ValueError("Held-out questions come with 'geo' alone: set `num_eval_questions` to 0.")
     corpus = Path(script_args.search_corpus)
     backend = BM25Search.load(corpus) if corpus.is_dir() else BM25Search.from_arpo_cache(corpus)
     train = load_arpo(script_args.dataset, drop_unanswered=True, drop_duplicates=True)
     if script_args.num_train_questions is not None:
-        train = train.select(range(script_args.num_train_questions))
+        train = train.select(range(min(script_args.num_train_questions, len(train))))
     return train, None, [make_search_tool(backend), make_python_tool()]
 
 
@@ -95,17 +105,34 @@ def measure(trainer: ARPOTrainer, held_out: Dataset, num_samples: int) -> dict[s
 
 
 class MeasureBefore(TrainerCallback):
-    """Answers the held-out questions at the start of training, when the model is where it will be trained."""
+    """
+    Answers the held-out questions at the start of training, when the model is where it will be trained.
+
+    The measurement is kept in `before.json`, so that a resumed run compares with where the first one began.
+    """
 
     def __init__(self, trainer: ARPOTrainer, held_out: Dataset, num_samples: int):
         self.trainer, self.held_out, self.num_samples = trainer, held_out, num_samples
         self.accuracy: dict[str, Accuracy] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Measure."""
+        """Measure, or take up the measurement of the run that is resumed."""
+        path = Path(args.output_dir) / "before.json"
+        if state.global_step > 0:
+            if not path.is_file():
+                raise ValueError(
+                    f"{path} is missing: resume with --num_eval_questions 0, or in the first run's folder."
+                )
+            kept = json.loads(path.read_text())
+            self.accuracy = {name: Accuracy(np.array(scores), *rest) for name, (scores, *rest) in kept.items()}
+            return
         if state.is_world_process_zero:
             print("Answering the held-out questions before training ...")
         self.accuracy = measure(self.trainer, self.held_out, self.num_samples)
+        if state.is_world_process_zero:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            kept = {name: (a.scores.tolist(), a.tool_calls, a.sampled_tokens) for name, a in self.accuracy.items()}
+            path.write_text(json.dumps(kept))
 
 
 def report(trainer: ARPOTrainer, held_out: Dataset, before: dict[str, Accuracy], after: dict[str, Accuracy]) -> None:
@@ -164,6 +191,8 @@ def main(script_args: ScriptArguments, training_args: ARPOConfig, model_args: Mo
         if is_main:
             report(trainer, held_out, before.accuracy, after)
     trainer.create_model_card()
+    if is_main:
+        print(f"Model, rollouts and curves are in {training_args.output_dir}.")
     if training_args.push_to_hub:
         trainer.push_to_hub()
         if is_main and training_args.save_trajectories:
@@ -177,6 +206,5 @@ def main(script_args: ScriptArguments, training_args: ARPOConfig, model_args: Mo
 if __name__ == "__main__":
     logging.basicConfig(format="%(message)s")
     logging.getLogger("trl_agentic").setLevel(logging.INFO)  # the first rollout, spelled out, among others
-    logging.getLogger("bm25s").setLevel(logging.WARNING)
     parser = TrlParser((ScriptArguments, ARPOConfig, ModelConfig))
     main(*parser.parse_args_and_config())

@@ -95,7 +95,7 @@ if [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]]; then
     exit 0
 fi
 [[ $(uname -s) == Linux ]] ||
-    fail "vLLM's CPU build exists for Linux alone. Elsewhere: pip install -e '.[search,math,geo,dev]', and train with --use_vllm false."
+    fail "vLLM's CPU build exists for Linux alone. Elsewhere: pip install -e '.[search,math,geo,dev]', train with --use_vllm false, and bring tools of your own: the Python sandbox needs Linux."
 if ! { [[ -x $python ]] && is_recent "$python"; }; then
     check_disk
     create_venv

@@ -53,6 +53,10 @@ def test_a_rollout_of_the_users_own_is_refused(tmp_path, name):
         ({"initial_rollouts": 0}, "must be at least 1, got 0"),
         ({"beam_size": 0}, "`beam_size` must be at least 1, got 0"),
         ({"entropy_window": 0}, "`entropy_window` must be at least 1, got 0"),
+        ({"temperature": 0.0}, "`temperature` must be above 0"),
+        ({"max_tool_calling_iterations": -1}, "`max_tool_calling_iterations` must be at least 0"),
+        ({"branch_probability": float("nan")}, "`branch_probability` must be between 0 and 1"),
+        ({"max_reward_failures": -1}, "`max_reward_failures` must be at least 0"),
         ({"num_tool_workers": -1}, "`num_tool_workers` must be at least 0, got -1"),
         ({"max_tool_result_tokens": 16}, "`max_tool_result_tokens` must be at least 32, got 16"),
         ({"max_completion_length": None}, "`max_completion_length` must be at least 1, got None"),
@@ -80,6 +84,25 @@ def test_a_dataset_without_answers_is_refused_before_anything_is_loaded(tmp_path
     questions = dataset().remove_columns("answer")
     with pytest.raises(ValueError, match=r"`arpo_reward` needs a column `answer`.*\['prompt'\]"):
         trainer(tmp_path, reward_funcs=rewards.arpo_reward, train_dataset=questions)
+
+
+@pytest.mark.parametrize("empty", [None, [], [""]])
+def test_a_dataset_whose_answers_are_all_empty_is_refused(tmp_path, empty):
+    questions = Dataset.from_list([{"prompt": "what is a", "answer": empty}] * 8)
+    with pytest.raises(ValueError, match="empty in all 8 rows"):
+        trainer(tmp_path, reward_funcs=rewards.arpo_reward, train_dataset=questions)
+
+
+def test_some_questions_without_an_answer_are_counted(tmp_path, caplog):
+    questions = Dataset.from_list([{"prompt": "what is a", "answer": answer} for answer in (None, "b", "c", "d")] * 2)
+    with caplog.at_level(logging.WARNING):
+        trainer(tmp_path, reward_funcs=rewards.arpo_reward, train_dataset=questions)
+    assert "2 of 8 questions have no answer" in caplog.text
+
+
+def test_a_tool_in_place_of_a_list_of_tools_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"must be a list of functions, got `function`. Pass tools=\[...\]"):
+        ARPOTrainer(tiny_model_path(), length_reward, config(tmp_path), dataset(), tools=search)
 
 
 def test_a_configuration_of_trl_itself_is_refused(tmp_path):

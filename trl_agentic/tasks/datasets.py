@@ -81,6 +81,8 @@ def load_arpo(
     if repaired:
         logger.warning("%s: repaired LaTeX commands that had lost their backslash in %d prompts.", source, repaired)
     rows = _handle_unanswered(rows, source, drop_unanswered)
+    if not rows:
+        raise ValueError(f"No row of {source} has an answer, so nothing could be scored. Fill `reward_model`.")
     rows = _handle_duplicates(rows, source, drop_duplicates)
     return Dataset.from_list(rows, features=FEATURES)
 

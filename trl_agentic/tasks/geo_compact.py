@@ -193,6 +193,7 @@ def tools(run: Callable[[str], str]) -> list[Callable[..., str]]:
         `list[Callable[..., str]]`:
             `search` and `python`.
     """
+    _index()  # built once, before many threads ask for it at the same time
 
     # The sandbox keeps no state between calls, and the rollouts of a group often ask for the same.
     @lru_cache(maxsize=10_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import ModuleType
 
@@ -30,4 +31,5 @@ def import_bm25s() -> ModuleType:
     finally:
         if hidden:
             del sys.modules["numba"]
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, and a line per index would be printed
     return bm25s

@@ -22,6 +22,7 @@ LEAST = {
     "entropy_window": 1,
     "max_completion_length": 1,
     "max_invalid_tool_calls": 0,
+    "max_reward_failures": 0,
     "max_tool_result_tokens": 32,  # the mark of a cut takes about half of that
     "num_tool_workers": 0,
 }
@@ -99,7 +100,8 @@ class ARPOConfig(GRPOConfig):
         max_tool_result_tokens (`int`, *optional*, defaults to `1024`):
             Tokens of one tool result; longer ones keep head and tail.
         num_tool_workers (`int`, *optional*, defaults to `32`):
-            Tool calls that run at the same time. 0 runs them inline and in order, so that a run repeats exactly.
+            Tool calls that run at the same time. 0 runs them inline and in order, so that a run repeats exactly; a
+            sync tool then has no deadline.
         tool_timeout_s (`float`, *optional*, defaults to `30.0`):
             Seconds for one tool call.
         rollout_timeout_s (`float`, *optional*):
@@ -178,6 +180,14 @@ class ARPOConfig(GRPOConfig):
             value = vars(self)[name]
             if value is None or value < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {value}.")
+        if self.temperature <= 0:
+            raise ValueError(f"`temperature` must be above 0 to train on what was sampled, got {self.temperature}.")
+        if self.max_tool_calling_iterations is not None and self.max_tool_calling_iterations < 0:
+            raise ValueError(
+                f"`max_tool_calling_iterations` must be at least 0, got {self.max_tool_calling_iterations}."
+            )
+        if not 0 <= self.branch_probability <= 1:
+            raise ValueError(f"`branch_probability` must be between 0 and 1, got {self.branch_probability}.")
         self._check_deadlines()
         self._check_generation_kwargs()
         self._check_groups()

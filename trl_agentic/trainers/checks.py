@@ -49,11 +49,13 @@ def check_arguments(trainer: str, args: Any, tools: Any, rollout_func: Any, envi
             Arguments of its constructor.
 
     Raises:
-        TypeError: If `args` is no [`ARPOConfig`].
+        TypeError: If `args` is no [`ARPOConfig`], or `tools` no list.
         ValueError: If there are no tools, or there is a rollout of the user's own.
     """
     if not isinstance(args, ARPOConfig):
         raise TypeError(f"`args` must be an `ARPOConfig`, got `{type(args).__name__}`.")
+    if tools and not isinstance(tools, Sequence):
+        raise TypeError(f"`tools` must be a list of functions, got `{type(tools).__name__}`. Pass tools=[...].")
     if not tools:
         raise ValueError(
             f"{trainer} needs `tools`, a list of functions that the model may call, since trajectories branch at tool "
@@ -89,6 +91,8 @@ def check_columns(reward_funcs: Sequence[Any], dataset: Any) -> None:
     for function in reward_funcs:
         if not inspect.isroutine(function):
             continue
+        if "answer" in inspect.signature(function).parameters:
+            check_any_answer(function.__name__, dataset)
         for name, parameter in inspect.signature(function).parameters.items():
             is_required = parameter.default is parameter.empty and parameter.kind not in (
                 parameter.VAR_KEYWORD,
@@ -125,6 +129,31 @@ def describe_first_rows(batch: RolloutBatch, tokenizer: PreTrainedTokenizerBase)
         f"{tokenizer.decode(batch.prompt_ids[0])}\n────\n{''.join(parts)}\n"
         f"────\nFirst tool call: {calls[0] if calls else 'none in this batch'}"
     )
+
+
+def check_any_answer(reward_func: str, dataset: Dataset | IterableDataset) -> None:
+    """
+    Refuse a dataset whose questions all lack an answer, and say how many do where only some have one.
+
+    Args:
+        reward_func (`str`):
+            Name of the reward function that asks for answers.
+        dataset (`Dataset` or `IterableDataset`):
+            The dataset; one that is streamed is not read.
+
+    Raises:
+        ValueError: If no row has an answer.
+    """
+    if not isinstance(dataset, Dataset) or "answer" not in dataset.column_names or not len(dataset):
+        return
+    missing = sum(answer is None or not str(answer).strip("[]'\" ") for answer in dataset["answer"])
+    if missing == len(dataset):
+        raise ValueError(
+            f"The reward function `{reward_func}` compares with the column `answer`, which is empty in all {missing} "
+            "rows. Fill it with the accepted answers."
+        )
+    if missing:
+        logger.warning(f"{missing} of {len(dataset)} questions have no answer and will stay unscored.")
 
 
 def check_engine(trainer: AgenticTrainer, batch: Mapping[str, torch.Tensor], num_rows: int = 8) -> None:
@@ -171,7 +200,7 @@ def warn_without_spread(metrics: Mapping[str, list[Any]]) -> None:
     if flat < 1.0:
         return
     hint = (
-        "Most completions are cut off before they end: raise `max_completion_length`."
+        "Most completions are cut off before they end: raise `max_completion_length` or `vllm_max_model_length`."
         if clipped > 0.5
         else "Add a graded reward such as `format_share_reward`, choose easier prompts or raise `num_generations`."
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback
 
 from ..rollout.trajectory_file import trajectory_rows
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
@@ -27,7 +30,10 @@ class KeepTrajectories(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Leave only what lies before the step at which training starts."""
-        self.trainer.trajectory_writer.rewind(state.global_step)
+        writer = self.trainer.trajectory_writer
+        if state.global_step == 0 and writer.path.is_file() and state.is_world_process_zero:
+            logger.warning(f"{writer.path} holds the rollouts of an earlier run, which this one replaces.")
+        writer.rewind(state.global_step)
         self.trainer.accelerator.wait_for_everyone()  # nobody writes before everybody has forgotten
 
     def on_save(self, args, state, control, **kwargs):
