@@ -75,7 +75,7 @@ def load_task(script_args: ScriptArguments) -> tuple[Dataset, Dataset | None, li
         raise ValueError(f"`num_eval_samples` must be at least 1, got {script_args.num_eval_samples}.")
     if script_args.dataset == "geo":
         if script_args.search_corpus is not None:
-            raise ValueError("Geo brings its own documents: leave `search_corpus` out, or name another `dataset`.")
+            logging.getLogger(__name__).warning("Geo brings its own documents: `search_corpus` is not read.")
         train = load_geo("train", script_args.geo_rendering, script_args.num_train_questions)
         num_questions = script_args.num_eval_questions
         held_out = load_geo("test", script_args.geo_rendering, num_questions) if num_questions else None
