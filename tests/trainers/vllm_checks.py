@@ -48,13 +48,6 @@ def main(output_dir: str) -> None:
     figures = {"temperature": trainer.temperature}
     figures["at_start"] = differences(trainer, trainer.rollout(prompts, 2))
 
-    with torch.no_grad():
-        for parameter in trainer.model.parameters():
-            parameter.add_(1.0 * parameter.std() * torch.randn_like(parameter)) if parameter.dim() > 1 else None
-    figures["changed_not_synced"] = differences(trainer, trainer.rollout(prompts, 2))
-    trainer._last_loaded_step = -1  # as after an optimizer step
-    figures["changed_and_synced"] = differences(trainer, trainer.rollout(prompts, 2))
-
     prefixes, served = {}, {}
     submit, poll = trainer.engine.submit, trainer.engine.poll
 
@@ -79,6 +72,13 @@ def main(output_dir: str) -> None:
         for request_id, length in prefixes.items()
         if request_id.endswith("/1") and length > prompt_lengths[request_id.rsplit("/", 2)[0]]
     ]
+
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(1.0 * parameter.std() * torch.randn_like(parameter)) if parameter.dim() > 1 else None
+    figures["changed_not_synced"] = differences(trainer, trainer.rollout(prompts, 2))
+    trainer._last_loaded_step = -1  # as after an optimizer step
+    figures["changed_and_synced"] = differences(trainer, trainer.rollout(prompts, 2))
 
     before = [parameter.detach().clone() for parameter in trainer.model.parameters()]
     trainer.train()
