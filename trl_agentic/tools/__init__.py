@@ -1,20 +1,33 @@
-"""Tools an agent may call: the runtime that runs them, local search, and sandboxed Python."""
+"""Tools an agent may call: the runtime that runs them, search, and sandboxed Python."""
 
+from .dense_search import DenseSearch, TextEncoder
+from .hybrid_search import HybridSearch
+from .json_api import ApiLimits, SearchError
 from .metrics import tool_metrics
 from .options import NoResult, ToolOptions, TransientToolError, tool_options
 from .python import PythonSandbox, SandboxError, make_python_tool, sandbox_report
 from .runtime import ToolRuntime
 from .search import BM25Search, Document, Passage, SearchBackend, make_search_tool
+from .search_engines import BraveSearch, BrightDataSearch, SerperSearch, TavilySearch
 from .texts import cut_text, result_text
 
 __all__ = [
+    "ApiLimits",
     "BM25Search",
+    "BraveSearch",
+    "BrightDataSearch",
+    "DenseSearch",
     "Document",
+    "HybridSearch",
     "NoResult",
     "Passage",
     "PythonSandbox",
     "SandboxError",
     "SearchBackend",
+    "SearchError",
+    "SerperSearch",
+    "TavilySearch",
+    "TextEncoder",
     "ToolOptions",
     "ToolRuntime",
     "TransientToolError",
