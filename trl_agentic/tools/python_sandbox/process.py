@@ -24,8 +24,9 @@ import sys
 import time
 from typing import Any
 
-from . import kernel
+from . import kernel, seccomp
 from .program import EXIT_OUT_OF_MEMORY, run_program
+from .syscalls import PROGRAM_DENIALS
 
 NOBODY = 65534
 PROGRAM_ACCOUNT = 1000  # inside a user namespace
@@ -49,6 +50,8 @@ class Sandbox:
         if settings["namespaces"]:
             with contextlib.suppress(OSError):
                 self._isolate()
+        self.filter = seccomp.compile_filter(PROGRAM_DENIALS)
+        self.report["seccomp"] = seccomp.is_available(self.filter)
 
     def _isolate(self) -> None:
         self.second_account = kernel.enter_user_namespace()
@@ -192,7 +195,10 @@ class Sandbox:
             with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
                 file.write("0")  # in this namespace: the program shall not become the root of another one
         kernel.drop_capabilities()
-        kernel.limit_resources(self.settings["limits"] | {"NPROC": self.settings["max_processes"] + guards})
+        limits = self.settings["limits"] | {"NPROC": self.settings["max_processes"] + guards}
+        kernel.limit_resources(limits | {"AS": limits["AS"] + kernel.address_space()})
+        if self.report["seccomp"] and self.filter is not None:
+            seccomp.install(self.filter)
 
 
 def _read_all(call: int) -> bytes:
