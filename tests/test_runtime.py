@@ -471,15 +471,16 @@ def test_names_and_schemas_follow_the_order_of_the_tools():
 
 
 def test_metrics_count_calls_latencies_and_failures():
-    def result(name: str, status: CallStatus, latency_s: float = 0.0) -> ToolResult:
-        return ToolResult(ToolCall(name), "", status, latency_s)
+    def result(name: str, status: CallStatus, latency_s: float = 0.0, **facts) -> ToolResult:
+        return ToolResult(ToolCall(name), "", status, latency_s, **facts)
 
     metrics = tool_metrics(
         [
             result("search", CallStatus.OK, 1.0),
             result("search", CallStatus.TIMEOUT, 3.0),
             result("search", CallStatus.INVALID_ARGUMENTS),
-            result("search", CallStatus.OK, 2.0),
+            result("search", CallStatus.OK, 2.0, attempts=3, truncated=True),
+            result("search", CallStatus.OK, 0.0, cached=True, attempts=0),
             result("python", CallStatus.INVALID_ARGUMENTS),
             result("made up", CallStatus.UNKNOWN_TOOL),
             result("search", CallStatus.BUDGET),
@@ -487,12 +488,22 @@ def test_metrics_count_calls_latencies_and_failures():
         ]
     )
     assert metrics == {
-        "tools/search/calls": 4.0,
+        "tools/search/calls": 5.0,
         "tools/search/latency_s": 2.0,
-        "tools/search/failure_rate": 0.5,
+        "tools/search/latency_p50_s": 2.0,
+        "tools/search/latency_p95_s": 3.0,
+        "tools/search/failure_rate": 0.4,
+        "tools/search/cache_hit_rate": 0.2,
+        "tools/search/truncation_rate": 0.2,
+        "tools/search/retries": 2.0,
         "tools/python/calls": 1.0,
         "tools/python/latency_s": 0.0,
+        "tools/python/latency_p50_s": 0.0,
+        "tools/python/latency_p95_s": 0.0,
         "tools/python/failure_rate": 1.0,
+        "tools/python/cache_hit_rate": 0.0,
+        "tools/python/truncation_rate": 0.0,
+        "tools/python/retries": 0.0,
         "tools/failures/timeout": 1.0,
         "tools/failures/invalid_arguments": 2.0,
         "tools/failures/unknown_tool": 1.0,
@@ -500,6 +511,12 @@ def test_metrics_count_calls_latencies_and_failures():
         "tools/failures/malformed": 1.0,
     }
     assert tool_metrics([]) == {}
+
+
+def test_the_95th_percentile_of_20_latencies_is_the_19th():
+    results = [ToolResult(ToolCall("search"), "", CallStatus.OK, float(seconds)) for seconds in range(20, 0, -1)]
+    metrics = tool_metrics(results)
+    assert (metrics["tools/search/latency_p50_s"], metrics["tools/search/latency_p95_s"]) == (10.0, 19.0)
 
 
 def test_a_tool_whose_type_hints_cannot_be_resolved_has_no_schema():

@@ -55,8 +55,7 @@ class ToolCall:
     A tool call as the model wrote it.
 
     Args:
-        name (`str`), arguments (`Mapping[str, Any]`):
-            Name of the tool and its keyword arguments.
+        name (`str`), arguments (`Mapping[str, Any]`): Name of the tool and its keyword arguments.
         problem (`str`, *optional*):
             Why the call could not be parsed, as a sentence that the model gets to read. `None` for a well-formed call.
     """
@@ -76,12 +75,12 @@ class ToolResult:
             The call that is answered.
         content (`str`):
             The text that the model gets to see.
-        status ([`CallStatus`], *optional*, defaults to `CallStatus.OK`):
-            What became of the call.
-        latency_s (`float`, *optional*, defaults to `0.0`):
-            Seconds between the start of the call and its result.
-        cached (`bool`, *optional*, defaults to `False`):
-            Whether the result came from a cache.
+        status ([`CallStatus`], *optional*, defaults to `CallStatus.OK`), latency_s (`float`, defaults to `0.0`):
+            What became of the call, and the seconds between its start and its result.
+        cached (`bool`, *optional*, defaults to `False`), truncated (`bool`, *optional*, defaults to `False`):
+            Whether the result came from a cache or from an equal call, and whether `content` was cut.
+        attempts (`int`, *optional*, defaults to `1`):
+            How often the tool was tried; more than once after errors that were declared transient.
     """
 
     call: ToolCall
@@ -89,6 +88,8 @@ class ToolResult:
     status: CallStatus = CallStatus.OK
     latency_s: float = 0.0
     cached: bool = False
+    truncated: bool = False
+    attempts: int = 1
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """Tools an agent may call: the runtime that runs them, search, and sandboxed Python."""
 
+from .arpo_cache import import_arpo_cache
+from .cache import CacheKey, CachedResult, ReplayMiss, ResultCache
 from .dense_search import DenseSearch, TextEncoder
 from .hybrid_search import HybridSearch
+from .jobs import CallState
 from .json_api import ApiLimits, SearchError
 from .metrics import tool_metrics
 from .options import NoResult, ToolOptions, TransientToolError, tool_options
@@ -16,12 +19,17 @@ __all__ = [
     "BM25Search",
     "BraveSearch",
     "BrightDataSearch",
+    "CacheKey",
+    "CachedResult",
+    "CallState",
     "DenseSearch",
     "Document",
     "HybridSearch",
     "NoResult",
     "Passage",
     "PythonSandbox",
+    "ReplayMiss",
+    "ResultCache",
     "SandboxError",
     "SearchBackend",
     "SearchError",
@@ -32,6 +40,7 @@ __all__ = [
     "ToolRuntime",
     "TransientToolError",
     "cut_text",
+    "import_arpo_cache",
     "make_python_tool",
     "make_search_tool",
     "result_text",

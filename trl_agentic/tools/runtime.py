@@ -13,20 +13,25 @@ Example:
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from copy import deepcopy
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from ..types import CallStatus, ToolCall, ToolResult
+from ..types import ToolCall, ToolResult
+from .admission import Admission
+from .cache import CachedResult, ResultCache
 from .event_loop import EventLoops
-from .jobs import Job, Turn
+from .execution import Execution, broken_by, failure, timeout
+from .jobs import CallJob, CallState, Job, Outcome, Turn, WorkJob
 from .signatures import describe_tools
-from .texts import MAX_ERROR_CHARS, error_line, result_text
+from .texts import MAX_ERROR_CHARS
+from .twins import Twins
+from .workers import WorkerPool
+
+Value = TypeVar("Value")
 
 
 class ToolRuntime:
@@ -38,6 +43,17 @@ class ToolRuntime:
     from exiting. Async tools are awaited on one event loop and cancelled at the deadline. No failure of a tool raises:
     the model gets to read one line about it.
 
+    What a tool wants beyond that, it says by [`tool_options`]: a deadline of its own, limits on concurrency and rate
+    (a call that waits for them occupies no worker, and calls of other tools overtake it), retries, caching.
+
+    **State.** Where the tools of a trajectory have a state, its calls pass a [`~trl_agentic.tools.jobs.CallState`].
+    Calls on one state run one at a time, in the order of submission, and so do [`~ToolRuntime.fork`] and
+    [`~ToolRuntime.prepare`]; all else stays concurrent. They are neither cached nor retried. If one is given up at its
+    deadline, the state is lost: it may still be changing.
+
+    **Caching.** A call that the cache knows is answered inside `submit`, without a worker. Of equal calls of a cached
+    tool that are in flight at once, the first is run and the others share its result, be it an error.
+
     Args:
         tools (`Sequence[Callable]`):
             Sync or async functions, named by their `__name__`. Where `transformers` can build a JSON schema (type
@@ -46,9 +62,11 @@ class ToolRuntime:
             Calls that run at the same time. With 0, calls run inside `submit`, one after another, so that a run
             repeats exactly; sync tools then have no deadline.
         timeout_s (`float`, *optional*, defaults to `30.0`):
-            Deadline of a call in seconds, measured from its start.
+            Deadline of a call in seconds, measured from its start, for tools that set none of their own.
         max_result_chars (`int`, *optional*, defaults to `100_000`):
             Most characters of a result. Of a longer one head and tail are kept, and the cut is marked.
+        cache ([`ResultCache`], *optional*):
+            Where results of tools with `cached=True` are kept. The caller closes it.
 
     Raises:
         TypeError: If a tool is not callable.
@@ -62,6 +80,7 @@ class ToolRuntime:
         num_workers: int = 8,
         timeout_s: float = 30.0,
         max_result_chars: int = 100_000,
+        cache: ResultCache | None = None,
     ):
         if num_workers < 0:
             raise ValueError(f"num_workers must be 0 (inline) or more, got {num_workers}.")
@@ -72,15 +91,16 @@ class ToolRuntime:
         self._tools = describe_tools(tools)
         self._num_workers = num_workers
         self._timeout_s = timeout_s
-        self._max_result_chars = max_result_chars
-        self._changed = threading.Condition()  # guards all that follows
-        self._waiting: deque[Job] = deque()
-        self._running: list[Job] = []
-        self._finished: deque[Turn] = deque()
-        self._pending: set[str] = set()
-        self._threads: dict[threading.Thread, Job | None] = {}  # live ones, with the job each is at
+        self._cache = cache
+        self._admission = Admission(self._tools, timeout_s, max_result_chars, cache)
         self._loops = EventLoops()
-        self._closed = False
+        self._pool = WorkerPool(num_workers, self._execute, timeout, self._finish)
+        self._execution = Execution(self._loops, self._pool.closing, self._pool.reserve_start, max_result_chars)
+        self._lock = self._pool.lock  # guards all that follows
+        self._changed = threading.Condition(self._lock)  # a turn is done, or a lane has moved on
+        self._finished: deque[Turn] = deque()
+        self._pending: dict[str, Turn] = {}
+        self._twins = Twins()
 
     @property
     def names(self) -> list[str]:
@@ -97,7 +117,14 @@ class ToolRuntime:
         """Turns submitted and not yet returned by `poll`."""
         return len(self._pending)
 
-    def submit(self, key: str, calls: Sequence[ToolCall]) -> None:
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`tools/abandoned_threads`, those still in a call that was given up, and `tools/cache/...` of the cache."""
+        counts = {} if self._cache is None else self._cache.metrics
+        counts["abandoned_threads"] = float(self._pool.num_abandoned)
+        return {f"tools/{name}": count for name, count in counts.items()}
+
+    def submit(self, key: str, calls: Sequence[ToolCall], state: CallState | None = None) -> None:
         """
         Start the calls of one turn.
 
@@ -105,28 +132,31 @@ class ToolRuntime:
             key (`str`):
                 Names the turn in what `poll` returns; unique among those in flight.
             calls (`Sequence[ToolCall]`):
-                The calls, broken ones included. They may run in any order and at the same time.
+                The calls, broken ones included. Those without a state may run in any order and at the same time.
+            state ([`~trl_agentic.tools.jobs.CallState`], *optional*):
+                The state of the trajectory, for tools that have one.
 
         Raises:
             ValueError: If a turn of that key is in flight.
             RuntimeError: If the runtime is closed.
+            ReplayMiss: If the cache is to answer alone, and does not know a call.
         """
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("This ToolRuntime is closed; make a new one.")
-            if key in self._pending:
-                raise ValueError(f"A turn with key {key!r} is in flight already; keys must be unique.")
-            turn = Turn(key, [None] * len(calls))
-            jobs = [job for position, call in enumerate(calls) if (job := self._admit(turn, position, call))]
-            self._pending.add(key)
-            if self._num_workers:
-                self._waiting.extend(jobs)
-                self._start_threads()
-            if turn.is_done:
+        turn = Turn(key, [None] * len(calls), len(calls))
+        self._pool.check_open()
+        if key in self._pending:
+            raise ValueError(f"A turn with key {key!r} is in flight already; keys must be unique.")
+        for position, call in enumerate(calls):
+            job = self._admission.admit(turn, position, call, state)
+            if job is not None and self._num_workers:
+                turn.waiting.append(job)
+            elif job is not None:
+                self._run_inline(job)
+        with self._lock:
+            self._pending[key] = turn
+            self._pool.add([job for job in turn.waiting if not self._twins.joins(job)])
+            if not turn.num_open:
                 self._finished.append(turn)
-            self._changed.notify_all()
-        if not self._num_workers:
-            self._run_inline(turn, jobs)
+                self._changed.notify_all()
 
     def poll(self, wait_s: float = 0.0) -> list[tuple[str, list[ToolResult]]]:
         """
@@ -140,10 +170,14 @@ class ToolRuntime:
             `list[tuple[str, list[ToolResult]]]`:
                 Key and results of each turn, the first to end first, results in the order of the calls.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._finished or not self._pending or self._closed, timeout=wait_s)
+        if not self._finished and wait_s <= 0.0:  # asked thousands of times while the engine runs: no lock
+            return []
+        with self._lock:
+            closing = self._pool.closing
+            self._changed.wait_for(lambda: self._finished or not self._pending or closing.is_set(), timeout=wait_s)
             turns, self._finished = self._finished, deque()
-            self._pending.difference_update(turn.key for turn in turns)
+            for turn in turns:
+                del self._pending[turn.key]
         return [(turn.key, [result for result in turn.results if result is not None]) for turn in turns]
 
     def abandon(self, key: str) -> None:
@@ -154,20 +188,61 @@ class ToolRuntime:
             key (`str`):
                 The turn.
         """
-        with self._changed:
-            self._pending.discard(key)
-            self._waiting = deque(job for job in self._waiting if job.turn.key != key)
-            self._finished = deque(turn for turn in self._finished if turn.key != key)
+        with self._lock:
+            turn = self._pending.pop(key, None)
+            if turn is not None:
+                turn.abandoned = True
+                for job in turn.waiting:
+                    self._pool.scheduler.discard(job)
+                self._finished = deque(other for other in self._finished if other is not turn)
+                self._changed.notify_all()
+
+    def fork(self, parent: CallState, child: CallState, work: Callable[[], None]) -> None:
+        """
+        Copy a state between the calls on it: behind all that were submitted, before all that will be.
+
+        Args:
+            parent ([`~trl_agentic.tools.jobs.CallState`]), child ([`~trl_agentic.tools.jobs.CallState`]):
+                The state that is copied, and the one that becomes its copy. Calls on the child wait for it.
+            work (`Callable[[], None]`):
+                Does the copying. If it raises or outlives `timeout_s`, or the parent is broken, the child is broken.
+        """
+        self._add_work(WorkJob("", self._timeout_s, state=child, lanes=(parent, child), work=work, parent=parent))
+
+    def prepare(self, state: CallState, work: Callable[[], None]) -> None:
+        """
+        Do something to a state in its turn, such as a reset; the calls submitted later wait for it.
+
+        Args:
+            state ([`~trl_agentic.tools.jobs.CallState`]):
+                The state.
+            work (`Callable[[], None]`):
+                What to do. If it raises or outlives `timeout_s`, the state is broken.
+        """
+        self._add_work(WorkJob("", self._timeout_s, state=state, lanes=(state,), work=work))
+
+    def settle(self, states: Sequence[CallState], timeout_s: float | None = None) -> bool:
+        """
+        Wait until nothing that concerns these states is queued or running.
+
+        Args:
+            states (`Sequence[CallState]`):
+                The states.
+            timeout_s (`float`, *optional*):
+                Seconds to wait at most; as long as it takes if not given (each job has its deadline).
+
+        Returns:
+            `bool`: Whether that came to be.
+        """
+        with self._lock:
+            scheduler, closing = self._pool.scheduler, self._pool.closing
+            return self._changed.wait_for(lambda: scheduler.is_idle(states) or closing.is_set(), timeout=timeout_s)
 
     def close(self) -> None:
         """Drop what is waiting and stop. Threads whose call is still running end with it, without being waited for."""
-        with self._changed:
-            self._closed = True
-            self._waiting.clear()
-            idle = [thread for thread, job in self._threads.items() if job is None]
+        self._pool.close()
+        with self._lock:
             self._changed.notify_all()
-        for thread in idle:
-            thread.join()
         self._loops.close()
 
     def __enter__(self) -> ToolRuntime:
@@ -176,111 +251,49 @@ class ToolRuntime:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _admit(self, turn: Turn, position: int, call: ToolCall) -> Job | None:
-        """Check a call: a job if it can be run, else its result is set."""
-        tool = self._tools.get(call.name)
-        if call.problem is not None:
-            status, content = CallStatus.MALFORMED, call.problem
-        elif tool is None:
-            known = ", ".join(self._tools) or "none"
-            status, content = CallStatus.UNKNOWN_TOOL, f"There is no tool named {call.name[:100]!r}. Tools: {known}."
+    def _add_work(self, job: WorkJob) -> None:
+        if self._num_workers:
+            self._pool.add([job])
         else:
-            arguments, problem = tool.check(call.arguments)
-            if problem is None:
-                return Job(turn, position, call, tool, arguments)
-            status, content = CallStatus.INVALID_ARGUMENTS, problem
-        turn.results[position] = ToolResult(call, result_text(content, self._max_result_chars), status)
-        return None
+            self._run_inline(job)
 
-    def _run_inline(self, turn: Turn, jobs: list[Job]) -> None:
-        for job in jobs:
-            job.started = time.monotonic()
-            self._record(job, *self._execute(job))
-        if jobs:
-            with self._changed:
-                self._finished.append(turn)
-                self._changed.notify_all()
+    def _run_inline(self, job: Job) -> None:
+        now = time.monotonic()
+        job.started = self._pool.reserve_start(job, now)
+        time.sleep(job.started - now)
+        job.deadline = job.started + job.timeout_s
+        outcome = self._execute(job)
+        with self._lock:
+            self._finish(job, outcome)
 
-    def _execute(self, job: Job) -> tuple[CallStatus, str]:
-        """Run a call; whatever the tool does, this is what the model gets to read."""
-        try:
-            value = job.tool.function(**deepcopy(job.arguments))
-            if inspect.isawaitable(value):
-                job.future = self._loops.start(value)
-                value = job.future.result(timeout=self._timeout_s)
-            return CallStatus.OK, result_text(value, self._max_result_chars)
-        except (TimeoutError, FutureTimeoutError) as error:  # two classes before Python 3.11
-            if job.future is not None and not job.future.done():
-                job.future.cancel()
-                return CallStatus.TIMEOUT, self._timeout_text(job)
-            return CallStatus.TIMEOUT, error_line(error)
-        except (Exception, SystemExit) as error:  # a failed tool is data, whatever it raised
-            return CallStatus.ERROR, error_line(error)
+    def _execute(self, job: Job) -> Outcome:
+        """Run a job; whatever the tool does, the outcome says what the model gets to read."""
+        outcome, error = _guarded(partial(self._execution.run, job))
+        if outcome is None:
+            assert error is not None
+            if isinstance(error, KeyboardInterrupt) and not self._num_workers:
+                raise error
+            return failure(job, error)
+        if isinstance(job, CallJob) and job.key is not None and not job.expired:
+            assert self._cache is not None
+            self._cache.put(job.key, CachedResult(outcome.content, outcome.negative, outcome.truncated))
+        return outcome
 
-    def _record(self, job: Job, status: CallStatus, content: str) -> None:
-        job.turn.results[job.position] = ToolResult(job.call, content, status, time.monotonic() - job.started)
-
-    def _timeout_text(self, job: Job) -> str:
-        return f"{job.tool.name} did not answer within {self._timeout_s:g} s and was stopped."
-
-    def _start_threads(self) -> None:
-        """Start the watcher and as many workers as there is work for; the lock is held."""
-        if not self._threads:
-            self._start_thread(self._watch)
-        wanted = min(self._num_workers, len(self._running) + len(self._waiting))
-        for _ in range(wanted + 1 - len(self._threads)):
-            self._start_thread(self._work)
-
-    def _start_thread(self, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=f"trl-agentic-tool{target.__name__}", daemon=True)
-        self._threads[thread] = None
-        thread.start()
-
-    def _work(self) -> None:
-        """Body of a worker: run one job after another, until closed or replaced."""
-        thread = threading.current_thread()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
-                if self._closed:
-                    self._threads.pop(thread, None)
-                    return
-                job = self._waiting.popleft()
-                job.started = time.monotonic()
-                self._running.append(job)
-                self._threads[thread] = job
-                self._changed.notify_all()  # the watcher has a new deadline
-            status, content = self._execute(job)
-            with self._changed:
-                if job.expired:
-                    return  # this thread was replaced, and the result is in
-                self._threads[thread] = None
-                self._finish(job, status, content)
-
-    def _finish(self, job: Job, status: CallStatus, content: str) -> None:
-        """Set the result of a running job; the lock is held."""
-        self._running.remove(job)
-        self._record(job, status, content)
-        if job.turn.is_done:
-            self._finished.append(job.turn)
+    def _finish(self, job: Job, outcome: Outcome) -> None:
+        """Take the outcome of a job; the lock is held."""
+        if job.state is not None:
+            job.state.broken = job.state.broken or broken_by(job, outcome)
+        if isinstance(job, CallJob):
+            turns = [job.answer(outcome), *(twin.answer(outcome, is_twin=True) for twin in job.twins)]
+            done = {turn.key: turn for turn in turns if not turn.num_open and self._pending.get(turn.key) is turn}
+            self._finished.extend(done.values())
+            self._twins.leave(job)
         self._changed.notify_all()
 
-    def _watch(self) -> None:
-        """Body of the watcher: answer the calls that outlive their deadline, and replace their threads."""
-        with self._changed:
-            while not self._closed:
-                for job in [job for job in self._running if self._deadline(job) <= time.monotonic()]:
-                    self._expire(job)
-                nearest = min(map(self._deadline, self._running), default=None)
-                self._changed.wait(None if nearest is None else max(nearest - time.monotonic(), 0.0))
 
-    def _deadline(self, job: Job) -> float:
-        return job.started + self._timeout_s
-
-    def _expire(self, job: Job) -> None:
-        job.expired = True
-        if job.future is not None:
-            job.future.cancel()
-        self._threads = {thread: at for thread, at in self._threads.items() if at is not job}
-        self._finish(job, CallStatus.TIMEOUT, self._timeout_text(job))
-        self._start_threads()
+def _guarded(work: Callable[[], Value]) -> tuple[Value | None, BaseException | None]:
+    """Do some work of a tool: its value or its error, whatever that is."""
+    try:
+        return work(), None
+    except BaseException as error:
+        return None, error

@@ -11,6 +11,8 @@ from typing import Any
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
+from .options import ToolOptions
+
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -36,12 +38,15 @@ class Tool:
             Its parameters.
         schema (`dict[str, Any]`, *optional*):
             Its JSON schema; `None` where type hints or docstring do not allow to build one.
+        options ([`ToolOptions`], *optional*):
+            What [`tool_options`] attached to it.
     """
 
     name: str
     function: Callable[..., Any]
     signature: inspect.Signature
     schema: dict[str, Any] | None
+    options: ToolOptions = ToolOptions()
 
     def check(self, arguments: Any) -> tuple[dict[str, Any], str | None]:
         """
@@ -128,7 +133,7 @@ def describe_tools(tools: Sequence[Callable[..., Any]]) -> dict[str, Tool]:
             The tools by name, in their order.
 
     Raises:
-        TypeError: If a tool is not callable.
+        TypeError: If a tool is not callable, or its options are something else.
         ValueError: If a tool has no name of its own, or two share one.
     """
     described: dict[str, Tool] = {}
@@ -140,7 +145,10 @@ def describe_tools(tools: Sequence[Callable[..., Any]]) -> dict[str, Tool]:
             raise ValueError(f"A tool is called by its __name__, and {function!r} has none; pass a named function.")
         if name in described:
             raise ValueError(f"Two tools are named {name!r}; rename one of them.")
-        described[name] = Tool(name, function, inspect.signature(function), _schema(function))
+        options = getattr(function, "tool_options", ToolOptions())  # most tools have none
+        if not isinstance(options, ToolOptions):
+            raise TypeError(f"{name}.tool_options must be a ToolOptions, got {options!r}. Use @tool_options(...).")
+        described[name] = Tool(name, function, inspect.signature(function), _schema(function), options)
     return described
 
 

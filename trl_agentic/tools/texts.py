@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from typing import Any
 
 MAX_ERROR_CHARS = 500
@@ -22,8 +23,13 @@ def result_text(value: Any, max_chars: int = 100_000) -> str:
         `str`:
             Valid Unicode: a lone surrogate is replaced by a question mark, and so is a byte that is no UTF-8.
     """
+    return bounded_text(value, max_chars)[0]
+
+
+def bounded_text(value: Any, max_chars: int) -> tuple[str, bool]:
+    """The same as [`result_text`], and whether the text was cut."""
     if value is None:
-        return "(the tool returned nothing)"
+        return "(the tool returned nothing)", False
     if isinstance(value, str):
         text = value
     elif isinstance(value, (bytes, bytearray, memoryview)):
@@ -32,8 +38,8 @@ def result_text(value: Any, max_chars: int = 100_000) -> str:
         text = _json(value)
     else:
         text = str(value)
-    text = cut_text(text, max_chars).encode("utf-8", "replace").decode("utf-8")
-    return text if text.strip() else "(no output)"
+    bounded = cut_text(text, max_chars).encode("utf-8", "replace").decode("utf-8")
+    return bounded if bounded.strip() else "(no output)", len(text) > max_chars
 
 
 def _json(value: Any) -> str:
@@ -66,7 +72,19 @@ def cut_text(text: str, max_chars: int) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """An exception as one line of bounded length, `"TypeError: message"`, without a traceback."""
-    message = " ".join(str(error).split())
+    """
+    Write an exception as one line of bounded length, without a traceback.
+
+    Args:
+        error (`BaseException`):
+            The exception; one whose own text cannot be had is no problem.
+
+    Returns:
+        `str`:
+            `"TypeError: message"`, or the name of the class alone if there is no message.
+    """
+    # `str(error)` runs code of the tool, which may raise anything: the traceback module is prepared for that
+    described = traceback.TracebackException(type(error), error, None, lookup_lines=False)
+    message = " ".join(str(described).split())
     line = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return line if len(line) <= MAX_ERROR_CHARS else line[: MAX_ERROR_CHARS - 3] + "..."

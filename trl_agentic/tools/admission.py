@@ -1,0 +1,110 @@
+"""What becomes of a call before it runs: an answer at once, because it is wrong or known, or a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..types import CallStatus, ToolCall, ToolResult
+from .cache import ResultCache
+from .jobs import CallJob, CallState, Turn
+from .signatures import Tool
+from .texts import bounded_text
+
+
+@dataclass(frozen=True)
+class Admission:
+    """
+    Decides which calls run.
+
+    Args:
+        tools (`Mapping[str, Tool]`):
+            The tools by name.
+        timeout_s (`float`):
+            Deadline of a call of a tool that sets none, in seconds.
+        max_result_chars (`int`):
+            Most characters of an answer.
+        cache ([`ResultCache`], *optional*):
+            Results that are known.
+    """
+
+    tools: Mapping[str, Tool]
+    timeout_s: float
+    max_result_chars: int
+    cache: ResultCache | None = None
+
+    def admit(self, turn: Turn, position: int, call: ToolCall, state: CallState | None) -> CallJob | None:
+        """
+        Check a call.
+
+        Args:
+            turn ([`Turn`]), position (`int`):
+                Where its result belongs.
+            call ([`ToolCall`]):
+                The call.
+            state ([`CallState`], *optional*):
+                The state of the trajectory.
+
+        Returns:
+            [`CallJob`] or `None`:
+                A job if the call is to be run, else `None`, and the result is set.
+
+        Raises:
+            ReplayMiss: If the cache is to answer alone, and does not know the call.
+        """
+        answer = self._refusal(call)
+        if answer is None:
+            tool = self.tools[call.name]
+            arguments, problem = tool.check(call.arguments)
+            if problem is None:
+                job = CallJob(
+                    name=tool.name,
+                    timeout_s=self.timeout_s if tool.options.timeout_s is None else tool.options.timeout_s,
+                    options=tool.options,
+                    created=time.monotonic(),
+                    turn=turn,
+                    position=position,
+                    call=call,
+                    arguments=arguments,
+                    function=tool.function,
+                )
+                return self._bind(job, state)
+            answer = CallStatus.INVALID_ARGUMENTS, problem
+        status, content = answer
+        self._answer(turn, position, ToolResult(call, content, status))
+        return None
+
+    def _refusal(self, call: ToolCall) -> tuple[CallStatus, str] | None:
+        if call.problem is not None:
+            return CallStatus.MALFORMED, call.problem
+        if call.name not in self.tools:
+            known = ", ".join(self.tools) or "none"
+            return CallStatus.UNKNOWN_TOOL, f"There is no tool named {call.name[:100]!r}. Tools: {known}."
+        return None
+
+    def _bind(self, job: CallJob, state: CallState | None) -> CallJob | None:
+        """Give a call its trajectory's own function, or an answer from the cache where the tool has no state."""
+        function = None if state is None else state.function(job.name)
+        if state is not None and function is not None:
+            if state.broken:
+                text = lost_state_text(job.name, state.broken)
+                return self._answer(job.turn, job.position, ToolResult(job.call, text, CallStatus.ERROR))
+            job.function, job.state, job.lanes = function, state, (state,)
+        elif self.cache is not None and job.options.cached:
+            job.key = self.cache.key(job.name, job.arguments, job.options.version)
+            known = None if job.key is None else self.cache.get(job.key)
+            if known is not None:
+                latency_s = time.monotonic() - job.created
+                result = ToolResult(job.call, known.content, CallStatus.OK, latency_s, True, known.truncated, 0)
+                return self._answer(job.turn, job.position, result)
+        return job
+
+    def _answer(self, turn: Turn, position: int, result: ToolResult) -> None:
+        content, is_cut = bounded_text(result.content, self.max_result_chars)
+        turn.set(position, replace(result, content=content, truncated=result.truncated or is_cut))
+
+
+def lost_state_text(name: str, reason: str) -> str:
+    """What the model gets to read about a tool whose state is gone."""
+    return f"{name} cannot be used any more, its state is lost: {reason}"

@@ -1,0 +1,285 @@
+"""
+Results of tool calls on disk, so that an equal call is paid for once, and a whole run can be repeated without paying.
+
+Example:
+    ```python
+    with ResultCache("runs/cache") as cache, ToolRuntime([search], cache=cache) as runtime:
+        ...  # `search` has been given `@tool_options(cached=True)`
+    with ResultCache("runs/cache", mode="replay") as cache:
+        ...  # the same run again: a call that is not in the cache raises `ReplayMiss`
+    ```
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import sqlite3
+import threading
+import time
+import unicodedata
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from .cache_file import CacheFile, open_cache_file
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["read_write", "replay", "refresh"]
+
+_READ = "SELECT content, negative, truncated, stored_at FROM results WHERE key = ?"
+_COLUMNS = "INTO results (key, tool, version, arguments, content, negative, truncated, stored_at)"
+_WRITE = f"INSERT OR REPLACE {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_FILL = f"INSERT OR IGNORE {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+class ReplayMiss(LookupError):
+    """
+    A call that a replayed run makes is not in the cache.
+
+    Args:
+        tool (`str`), arguments (`str`):
+            The call; its arguments as JSON.
+        path (`Path`):
+            The cache.
+    """
+
+    def __init__(self, tool: str, arguments: str, path: Path):
+        super().__init__(
+            f"{tool}({arguments[:500]}) is not in the cache {path}, and mode='replay' runs no tool that is "
+            "cached. Run once with mode='read_write' to fill the cache, or use the model, seed and settings that it "
+            "was filled with (num_tool_workers=0 makes a run repeat exactly)."
+        )
+        self.tool = tool
+        self.arguments = arguments
+
+
+class CacheKey(NamedTuple):
+    """What a result is stored under: the tool, its version, and its arguments as JSON in one fixed way of writing."""
+
+    tool: str
+    version: str
+    arguments: str
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the three."""
+        return hashlib.sha256(json.dumps(self).encode()).digest()
+
+
+@dataclass(frozen=True)
+class CachedResult:
+    """
+    A result out of the cache.
+
+    Args:
+        content (`str`):
+            The text.
+        negative (`bool`):
+            Whether the tool had found nothing.
+        truncated (`bool`):
+            Whether the text had been cut.
+    """
+
+    content: str
+    negative: bool
+    truncated: bool
+
+
+class ResultCache:
+    """
+    Keeps results of tool calls in one SQLite file.
+
+    Any number of threads and processes of one machine may share a directory. (On a network file system give each
+    machine one of its own: SQLite needs file locks that hold between all its users.) Nothing is ever evicted, and what
+    has expired stays for `replay` until it is written anew.
+
+    Two calls are equal if tool, version and arguments are. Of the arguments, the order of names does not matter, and
+    texts are brought to Unicode's NFC; white space and case are kept, since a tool may care (Python does). An argument
+    that is left out differs from one that is given its default.
+
+    A fault of the disk never fails a call: the cache is passed over, which is counted, and logged once. A damaged
+    entry is noticed by its checksum and counts as missing. A damaged file is moved aside when it is next opened for
+    writing.
+
+    Args:
+        directory (`str` or `Path`):
+            Where to keep `results.sqlite`; made if it does not exist.
+        mode (`"read_write"`, `"replay"` or `"refresh"`, *optional*, defaults to `"read_write"`):
+            `"replay"` answers from the cache alone, however old an entry is, writes nothing, and makes a miss a
+            [`ReplayMiss`]; `"refresh"` runs every call and stores its result.
+        expire_s (`float`, *optional*):
+            Seconds for which an entry answers calls; for ever if not given.
+        negative_expire_s (`float`, *optional*, defaults to `3600.0`):
+            The same for results that say that nothing was found.
+
+    Raises:
+        ValueError: If a setting is wrong, the file belongs to something else, or there is nothing to replay.
+        OSError: If the file can be neither opened nor made.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        mode: Mode = "read_write",
+        expire_s: float | None = None,
+        negative_expire_s: float | None = 3600.0,
+    ):
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}; got {mode!r}.")
+        for name, value in (("expire_s", expire_s), ("negative_expire_s", negative_expire_s)):
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must be 0 or more, or None for never; got {value}.")
+        self.mode = mode
+        self.path = Path(directory) / "results.sqlite"
+        self._expire_s = expire_s
+        self._negative_expire_s = negative_expire_s
+        self._file: CacheFile = open_cache_file(self.path, read_only=mode == "replay")
+        self._lock = threading.Lock()
+        self._counts = {"hits": 0, "misses": 0, "errors": 0}
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts since the cache was opened: `cache/hits`, `cache/misses` and `cache/errors` (faults passed over)."""
+        with self._lock:
+            return {f"cache/{name}": float(count) for name, count in self._counts.items()}
+
+    def key(self, tool: str, arguments: Mapping[str, Any], version: str = "") -> CacheKey | None:
+        """
+        The key of a call.
+
+        Args:
+            tool (`str`), arguments (`Mapping[str, Any]`):
+                The call.
+            version (`str`, *optional*, defaults to `""`):
+                Version of the tool.
+
+        Returns:
+            [`CacheKey`] or `None`:
+                `None` for arguments that JSON does not know; such a call cannot be cached.
+        """
+        try:
+            return CacheKey(tool, version, json.dumps(_normalised(arguments), sort_keys=True, separators=(",", ":")))
+        except (TypeError, ValueError, RecursionError):
+            return None
+
+    def get(self, key: CacheKey) -> CachedResult | None:
+        """
+        Look a result up.
+
+        Args:
+            key ([`CacheKey`]):
+                The call.
+
+        Returns:
+            [`CachedResult`] or `None`:
+                `None` if it is not there, has expired, or cannot be read; always with `mode="refresh"`.
+
+        Raises:
+            ReplayMiss: If it is not there, and `mode` is `"replay"`.
+        """
+        result = None if self.mode == "refresh" else self._read(key)
+        self._count("misses" if result is None else "hits")
+        if result is None and self.mode == "replay":
+            raise ReplayMiss(key.tool, key.arguments, self.path)
+        return result
+
+    def put(self, key: CacheKey, result: CachedResult) -> None:
+        """
+        Store a result; nothing happens with `mode="replay"`.
+
+        Args:
+            key ([`CacheKey`]):
+                The call.
+            result ([`CachedResult`]):
+                Its result. An earlier one is replaced.
+        """
+        if self.mode == "replay":
+            return
+        try:
+            self._file.write(_WRITE, [_row(key, result)])
+        except (sqlite3.Error, OSError) as error:
+            self._pass_over("written", error)
+
+    def fill(self, results: Iterable[tuple[CacheKey, CachedResult]]) -> int:
+        """
+        Add results from elsewhere, as if they had been obtained now. Those that are there already are kept.
+
+        Args:
+            results (`Iterable[tuple[CacheKey, CachedResult]]`):
+                The results.
+
+        Returns:
+            `int`: Number of results that were new.
+
+        Raises:
+            ValueError: If `mode` is `"replay"`.
+            OSError: If they cannot be written.
+        """
+        if self.mode == "replay":
+            raise ValueError("mode='replay' writes nothing; open the cache with mode='read_write' to fill it.")
+        try:
+            return self._file.write(_FILL, [_row(key, result) for key, result in results])
+        except sqlite3.Error as error:
+            raise OSError(errno.EIO, f"The tool cache {self.path} could not be written: {error}") from error
+
+    def close(self) -> None:
+        """Close the file. A cache that is used afterwards is passed over."""
+        self._file.close()
+
+    def __enter__(self) -> ResultCache:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _read(self, key: CacheKey) -> CachedResult | None:
+        try:
+            row = self._file.read(_READ, (key.digest,))
+            if row is None:
+                return None
+            packed, negative, truncated, stored_at = row
+            result = CachedResult(zlib.decompress(packed).decode(), bool(negative), bool(truncated))
+            expire_s = self._negative_expire_s if negative else self._expire_s
+            is_fresh = expire_s is None or time.time() - stored_at < expire_s
+        except (sqlite3.Error, OSError, zlib.error, ValueError, TypeError) as error:  # the last ones: a damaged row
+            self._pass_over("read", error)
+            return None
+        return result if is_fresh or self.mode == "replay" else None
+
+    def _pass_over(self, action: str, error: Exception) -> None:
+        if self._count("errors") == 1:
+            logger.warning(
+                f"The tool cache {self.path} could not be {action} ({type(error).__name__}: {error}). Calls go on "
+                "without it; this is said once, and counted in `cache/errors`. A file that is damaged is moved aside "
+                "when the cache is next opened."
+            )
+
+    def _count(self, name: str) -> int:
+        with self._lock:
+            self._counts[name] += 1
+            return self._counts[name]
+
+
+def _normalised(value: Any) -> Any:
+    """The value with its texts in NFC; raises `TypeError` where two different values would be written alike."""
+    if isinstance(value, str):
+        return unicodedata.normalize("NFC", value)
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError("names of arguments must be strings")
+        return {name: _normalised(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_normalised(item) for item in value]
+    return value
+
+
+def _row(key: CacheKey, result: CachedResult) -> tuple[Any, ...]:
+    packed = zlib.compress(result.content.encode("utf-8", "replace"), 1)  # compressed for its checksum as well
+    return (key.digest, *key, packed, result.negative, result.truncated, time.time())

@@ -1,0 +1,195 @@
+"""The SQLite file behind [`ResultCache`]: opened with care, and read and written by many threads and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+BUSY_S = 2.0  # how long to wait for another process that writes
+_FORMAT = 1
+_TABLE = """
+CREATE TABLE IF NOT EXISTS results (
+    key BLOB PRIMARY KEY, tool TEXT, version TEXT, arguments TEXT,
+    content BLOB, negative INTEGER, truncated INTEGER, stored_at REAL
+)"""
+
+
+class _Connection:
+    """One connection that any thread may use, and that a forked process replaces by one of its own."""
+
+    def __init__(self, path: Path, read_only: bool):
+        self._path = path
+        self._read_only = read_only
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._connection: sqlite3.Connection | None = None
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for one thread at a time."""
+        if self._owner != os.getpid():  # the lock may have been held by a thread that a fork left behind
+            self._lock = threading.Lock()
+            self._connection = self._connect()
+            self._owner = os.getpid()
+        with self._lock:
+            if self._connection is None:
+                raise sqlite3.ProgrammingError("the cache is closed")
+            yield self._connection
+
+    def close(self) -> None:
+        """Close it for good."""
+        self._owner = os.getpid()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _connect(self) -> sqlite3.Connection:
+        mode = "ro" if self._read_only else "rwc"
+        address = f"{self._path.resolve().as_uri()}?mode={mode}"
+        connection = sqlite3.connect(
+            address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=8
+        )
+        # No shared memory and no memory map: a file that is cut short by somebody else would kill the process.
+        # Without waiting for the disk, a kill loses nothing; a power failure may damage the file, which is noticed.
+        connection.execute("PRAGMA mmap_size = 0")
+        if not self._read_only:
+            connection.execute("PRAGMA journal_mode = TRUNCATE")
+            connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+
+class CacheFile:
+    """
+    Reads and writes the file. A reader never waits for a writer of this process to get its turn.
+
+    Args:
+        path (`Path`):
+            The file.
+        read_only (`bool`):
+            Whether it is never written to.
+    """
+
+    def __init__(self, path: Path, read_only: bool):
+        self._reader = _Connection(path, read_only)
+        self._writer = _Connection(path, read_only)
+
+    def read(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
+        """The first row that a statement yields. Raises `sqlite3.Error`."""
+        with self._reader.use() as connection:
+            return connection.execute(statement, values).fetchone()
+
+    def write(self, statement: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Execute a statement for every row, all or none; the number of rows that changed. Raises `sqlite3.Error`."""
+        with self._writer.use() as connection:
+            before = connection.total_changes
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                connection.executemany(statement, rows)
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            return connection.total_changes - before
+
+    def prepare(self) -> None:
+        """
+        Check the file, and make its table if there is none.
+
+        Raises:
+            ValueError: If it is the file of something else.
+            sqlite3.Error: If it is damaged, or cannot be opened.
+        """
+        with self._writer.use() as connection:
+            (found,) = connection.execute("PRAGMA user_version").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+            if tables and found != _FORMAT:
+                raise ValueError("it holds other tables than those of a tool cache")
+            if not tables:
+                connection.execute(_TABLE)
+                connection.execute(f"PRAGMA user_version = {_FORMAT}")
+
+    def close(self) -> None:
+        """Close both connections."""
+        self._reader.close()
+        self._writer.close()
+
+
+def open_cache_file(path: Path, *, read_only: bool) -> CacheFile:
+    """
+    Open the file of a cache.
+
+    Args:
+        path (`Path`):
+            The file; its directory is made.
+        read_only (`bool`):
+            Whether the file must exist, and is never written to. A damaged file then is an error; otherwise it is
+            moved aside, and a new one is begun.
+
+    Returns:
+        [`CacheFile`]
+
+    Raises:
+        ValueError: If the file belongs to something else, or a file to be read does not exist or is damaged.
+        OSError: If it cannot be opened or made.
+    """
+    if read_only:
+        if not path.is_file():
+            raise ValueError(f"There is no tool cache at {path} to replay; fill one with mode='read_write' first.")
+        return _open(path, read_only=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path.parent / "opening.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time finds a damaged file and moves it aside
+            try:
+                return _open(path, read_only=False)
+            except _Damaged as damage:
+                _move_aside(path, damage)
+                return _open(path, read_only=False)
+    except OSError as error:
+        raise OSError(
+            error.errno, f"The tool cache {path} cannot be opened for writing: {error}. Pass a directory that can be."
+        ) from error
+
+
+class _Damaged(ValueError):
+    """The file is no SQLite database, or a broken one."""
+
+
+def _open(path: Path, read_only: bool) -> CacheFile:
+    file = CacheFile(path, read_only)
+    try:
+        file.prepare()
+    except ValueError as error:
+        file.close()
+        raise ValueError(f"{path} is no tool cache of this version: {error}. Pass another directory.") from error
+    except sqlite3.OperationalError as error:  # locked, not to be opened, disk full
+        file.close()
+        raise OSError(errno.EIO, f"{path}: {error}") from error
+    except sqlite3.DatabaseError as error:
+        file.close()
+        raise _Damaged(
+            f"The tool cache {path} is damaged ({error}). Open it once with mode='read_write', which moves it aside."
+        ) from error
+    return file
+
+
+def _move_aside(path: Path, damage: Exception) -> None:
+    aside = path.with_name(f"results.damaged-{time.time_ns()}.sqlite")
+    path.rename(aside)
+    path.with_name(path.name + "-journal").unlink(missing_ok=True)
+    logger.warning(f"{damage} It has been moved to {aside}, and a new cache is begun.")
