@@ -92,10 +92,10 @@ class _DeadlineStream(httpcore.NetworkStream):
 
 class NetworkTransport(httpx.BaseTransport):
     """
-    Carries the requests of an `httpx.Client` over a network backend, which `httpx.HTTPTransport` does not let one
-    choose.
+    Carries requests over a network backend, which `httpx.HTTPTransport` does not let one choose. A context manager.
 
-    Errors are those of `httpcore`.
+    Errors are those of `httpcore`. Used without an `httpx.Client`, it leaves redirects and cookies to its caller: a
+    client reads both from every response, and fails on broken ones, even where it is told not to follow them.
 
     Args:
         network (`httpcore.NetworkBackend`):
@@ -141,28 +141,3 @@ class _ResponseStream(httpx.SyncByteStream):
 
     def close(self) -> None:
         self._response.close()
-
-
-def bounded_client(
-    network: httpcore.NetworkBackend, deadline: float, ssl_context: ssl.SSLContext, headers: dict[str, str]
-) -> httpx.Client:
-    """
-    An HTTP client for the requests of one tool call: no proxy and no setting comes from the environment, and no
-    redirect is followed.
-
-    Args:
-        network (`httpcore.NetworkBackend`):
-            Makes the connections.
-        deadline (`float`):
-            When the last exchange must have ended, in `time.monotonic()` seconds.
-        ssl_context (`ssl.SSLContext`):
-            Checks certificates.
-        headers (`dict[str, str]`):
-            Sent with every request.
-
-    Returns:
-        `httpx.Client`:
-            To be used in a `with` statement. It raises `httpcore.TimeoutException` at the deadline.
-    """
-    transport = NetworkTransport(DeadlineNetwork(network, deadline), ssl_context)
-    return httpx.Client(transport=transport, trust_env=False, follow_redirects=False, headers=headers, timeout=None)

@@ -17,7 +17,7 @@ from .options import NoResult, tool_options
 from .page_fetch import FetchedPage, PageError, PageFetcher
 from .page_parser import PageParser, page_parser
 from .page_reader import PageReader, best_passages
-from .page_text.decoding import UnreadablePageError
+from .page_text.decoding import UnreadablePageError, clean
 from .page_text.extraction import Limits, PageText
 from .texts import cut_text
 
@@ -69,8 +69,8 @@ def make_browser_tool(
 
     Returns:
         `Callable[[str, str], str]`:
-            A function named `browse`. It returns a text that is never empty, or raises [`PageError`], [`ReaderError`] or
-            [`TransientToolError`] with a message for the model.
+            A function named `browse`. It returns a text that is never empty, or raises [`PageError`],
+            [`ReaderError`] or [`TransientToolError`] with a message for the model.
 
     Raises:
         ImportError: If a library of the extra `browser` is not installed.
@@ -99,7 +99,7 @@ def make_browser_tool(
             The answer, or the passages of the page that fit best.
         """
         deadline = time.monotonic() + 0.95 * timeout_s  # an answer of our own comes before the runtime's
-        question = question[:_MAX_QUESTION_CHARS].strip()
+        question = clean(question, _MAX_QUESTION_CHARS)
         if not url.strip():
             raise PageError("The url is empty. Give the address of a page.")
         parser.warm()

@@ -10,19 +10,19 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
 import re
 import ssl
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 
 import httpcore
 import httpx
 
-from .bounded_http import bounded_client, seconds_left
+from .bounded_http import DeadlineNetwork, NetworkTransport, seconds_left
 from .options import TransientToolError
 from .public_network import PublicNetwork, RefusedAddressError, system_addresses
 
@@ -153,9 +153,10 @@ class PageFetcher:
             url = f"https://{url.strip()}"
         target = self._parse(url)
         seen = {target}
-        with bounded_client(self._network, deadline, self._ssl_context, self._headers) as client:
+        with NetworkTransport(DeadlineNetwork(self._network, deadline), self._ssl_context) as transport:
             for _ in range(self._max_redirects + 1):
-                with _readable_errors(target, timeout_s), client.stream("GET", target) as response:
+                request = httpx.Request("GET", target, headers=self._headers)
+                with _readable_errors(target, timeout_s), closing(transport.handle_request(request)) as response:
                     if response.status_code not in _REDIRECTS:
                         return self._page(response, target, deadline)
                     target = self._next(target, response.headers.get("Location", ""))
@@ -261,7 +262,7 @@ def _window(start: bytes, encoding: str) -> int:
     return zlib.MAX_WBITS if start.startswith(b"\x78") else -zlib.MAX_WBITS
 
 
-@contextlib.contextmanager
+@contextmanager
 def _readable_errors(target: httpx.URL, timeout_s: float) -> Iterator[None]:
     """What goes wrong on the way, as a sentence about the page."""
     try:
@@ -270,7 +271,7 @@ def _readable_errors(target: httpx.URL, timeout_s: float) -> Iterator[None]:
         raise PageError(f"{_shown(target)} is not allowed: {error}") from error
     except httpcore.TimeoutException as error:
         raise PageError(f"{_shown(target)} did not send the page within {timeout_s:g} s.") from error
-    except (httpcore.NetworkError, httpcore.ProtocolError, httpx.HTTPError) as error:
+    except (httpcore.NetworkError, httpcore.ProtocolError) as error:
         raise PageError(f"{_shown(target)} could not be fetched: {str(error)[:200]}") from error
 
 

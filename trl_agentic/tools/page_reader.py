@@ -11,20 +11,19 @@ Example:
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
-import time
+from collections.abc import Callable
 from typing import Any
 
-import httpcore
 import httpx
 
-from .bounded_http import bounded_client
-from .options import TransientToolError
+from .bm25_search import BM25Search
+from .json_api import ApiLimits, SearchError, fetch_json
 from .page_text.decoding import clean
 from .page_text.extraction import PageText
+from .passages import Document, tokenize
 from .texts import cut_text
 
 _PASSAGE_WORDS = 120
@@ -41,6 +40,7 @@ _MARKS = re.compile(
     r"|\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT)\])",
     re.IGNORECASE,
 )
+_KEY = re.compile(r"\b(?:sk|key|hf)[-_][\w*.-]{4,}")
 
 
 class ReaderError(RuntimeError):
@@ -83,8 +83,7 @@ class PageReader:
         max_answer_tokens: int = 512,
         timeout_s: float = 60.0,
     ):
-        url = httpx.URL(base_url)
-        if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query:
+        if not _is_plain_address(base_url):
             raise ValueError(
                 "base_url must be an address such as http://localhost:8000/v1, without credentials or query: the key "
                 f"comes from the environment variable {api_key_env}."
@@ -100,7 +99,6 @@ class PageReader:
         self._max_page_chars = max_page_chars
         self._max_answer_tokens = max_answer_tokens
         self._timeout_s = timeout_s
-        self._ssl_context = httpx.create_ssl_context()
 
     def __repr__(self) -> str:
         return f"PageReader({self._url!r}, {self.model!r})"
@@ -127,28 +125,30 @@ class PageReader:
                 The answer: not empty, without the model's thinking.
 
         Raises:
-            TransientToolError: If the endpoint is busy or fails (429, 5xx).
-            ReaderError: If it refuses, is not there, does not answer in time, or not with a text.
+            TransientToolError: If the endpoint is busy, fails, or does not answer in time.
+            ReaderError: If it refuses, or does not answer with a text.
         """
         timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        request = {
-            "model": self.model,
-            "messages": self._messages(page, question),
-            "temperature": 0,
-            "max_tokens": self._max_answer_tokens,
-        }
-        deadline = time.monotonic() + timeout_s
+        key = os.environ.get(self._api_key_env, "").strip()
+        request = httpx.Request(
+            "POST",
+            self._url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            json={
+                "model": self.model,
+                "messages": self._messages(page, question),
+                "temperature": 0,
+                "max_tokens": self._max_answer_tokens,
+            },
+        )
+        limits = ApiLimits(min(5.0, timeout_s), timeout_s, timeout_s, _MAX_ANSWER_BYTES)
         try:
-            status, body, retry_after = self._post(request, deadline)
-        except httpcore.TimeoutException as error:
-            raise ReaderError(f"The reader model did not answer within {timeout_s:.3g} s.") from error
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpx.HTTPError) as error:
-            raise ReaderError(f"The reader model can not be reached: {type(error).__name__}.") from error
-        if status == 429 or status >= 500:
-            raise TransientToolError(f"The reader model is not available: status {status}.", retry_after)
-        if status != 200:
-            raise ReaderError(f"The reader model refused the request: status {status}. {self._advice(status)}")
-        return _answer(body)
+            problem, answer = None, fetch_json(request, f"The reader model {self.model}", limits, _redaction(key))
+        except SearchError as error:
+            problem = str(error)
+        if problem is not None:  # raised out here, so that no context leads to the request and its headers
+            raise ReaderError(problem)
+        return _content(answer)
 
     def _messages(self, page: PageText, question: str) -> list[dict[str, str]]:
         text = page.text
@@ -162,31 +162,6 @@ class PageReader:
             {"role": "system", "content": _SYSTEM.format(fence=fence)},
             {"role": "user", "content": f"[{fence}]\n{text}\n[{fence}]\n\nQuestion: {question}"},
         ]
-
-    def _post(self, request: dict[str, Any], deadline: float) -> tuple[int, bytes, float | None]:
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        key = os.environ.get(self._api_key_env, "").strip()
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-        content = json.dumps(request).encode()
-        with (
-            bounded_client(httpcore.SyncBackend(), deadline, self._ssl_context, headers) as client,
-            client.stream("POST", self._url, content=content) as response,
-        ):
-            body = bytearray()
-            for piece in response.iter_raw():
-                body += piece
-                if len(body) > _MAX_ANSWER_BYTES:
-                    raise ReaderError(f"The reader model answered with more than {_MAX_ANSWER_BYTES:,} bytes.")
-            return response.status_code, bytes(body), _seconds(response.headers.get("Retry-After", ""))
-
-    def _advice(self, status: int) -> str:
-        # The body of such an answer may quote the key, and the page.
-        if status in (401, 403):
-            return f"Check the key in the environment variable {self._api_key_env}."
-        if status == 404:
-            return f"Check base_url ({self._url} does not exist there) and the name of the model, {self.model!r}."
-        return "If the page was too long for the model's context, lower max_page_chars."
 
 
 def best_passages(text: str, question: str, top_k: int) -> list[str]:
@@ -208,8 +183,6 @@ def best_passages(text: str, question: str, top_k: int) -> list[str]:
     Raises:
         ImportError: If `bm25s` is not installed.
     """
-    from .search import BM25Search, Document, tokenize
-
     if not tokenize(question) or not tokenize(text):
         return []
     backend = BM25Search([Document("", text)], passage_words=_PASSAGE_WORDS)
@@ -251,19 +224,29 @@ def _in_order(passages: list[str], text: str) -> list[str]:
     return sorted(passages, key=even.find)
 
 
-def _answer(body: bytes) -> str:
+def _is_plain_address(url: str) -> bool:
     try:
-        choice = json.loads(body)["choices"][0]
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host) and not parsed.userinfo and not parsed.query
+
+
+def _content(answer: Any) -> str:
+    try:
+        choice = answer["choices"][0]
         content = choice["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        is_cut = choice.get("finish_reason") == "length"
+    except (LookupError, TypeError, AttributeError) as error:
         raise ReaderError("The reader model's answer is not in the format of /chat/completions.") from error
     if not isinstance(content, str):
         raise ReaderError("The reader model answered without a text.")
     text = clean(content.rpartition("</think>")[2], _MAX_ANSWER_BYTES)
     if not text:
         raise ReaderError("The reader model answered with an empty text.")
-    return text + (" [...]" if choice.get("finish_reason") == "length" else "")
+    return f"{text} [...]" if is_cut else text
 
 
-def _seconds(header: str) -> float | None:
-    return float(header) if re.fullmatch(r"\d{1,4}", header, re.ASCII) else None
+def _redaction(key: str) -> Callable[[str], str]:
+    """Takes a key out of what a server said, and what is left of one that the server shortened itself."""
+    return lambda text: _KEY.sub("***", text.replace(key, "***") if key else text)
