@@ -29,8 +29,10 @@ _META = re.compile(
 )
 _META_BYTES = 4_096
 _SAMPLE_BYTES = 65_536
+_GUESS_BYTES = 200  # fewer do not show an encoding
 # Their bytes are valid UTF-8 too, with another meaning.
 _NOT_ASCII = ("utf-16", "utf-32", "iso2022", "hz")
+_AS_BROWSERS_DO = {"iso8859-1": "cp1252", "ascii": "cp1252", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 # Text encodings of Python that no page has, and that are slow or warn.
 _FOREIGN = ("idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined", "utf-7")
 
@@ -91,11 +93,11 @@ def decode(content: bytes, declared: str) -> str:
     codecs_named = [_codec(_declared(declared)), _codec(named[1].decode("ascii") if named else "")]
     if _is_not_ascii(codecs_named[0]):
         return _decoded(content, codecs_named[0], "replace")
-    loose = _decoded(content, "utf-8", "replace")
+    loose = content.decode("utf-8", "replace")
     broken = loose.count("\ufffd")
     intact = len(loose) - broken - len(loose.encode("ascii", "ignore"))
     if broken * 4 <= intact:  # none at all, or a stray byte in what is UTF-8 otherwise
-        return loose
+        return _decoded(content, "utf-8", "replace")
     for name in codecs_named:
         if name not in ("", "utf-8"):
             return _decoded(content, name, "replace")
@@ -130,12 +132,12 @@ def _codec(name: str) -> str:
     """The name that Python has for an encoding, or `""` for one that it does not know or no page has."""
     try:
         known = codecs.lookup(name).name if name else ""
-        b"".decode(known or "utf-8")  # a LookupError for codecs that make no text, such as zlib's
+        b"a".decode(known or "utf-8", "replace")  # a LookupError for codecs that make no text, such as zlib's
     except (LookupError, UnicodeError, ValueError):
         return ""
     if known in _FOREIGN:
         return ""
-    return "cp1252" if known in ("iso8859-1", "ascii") else known  # as browsers read it
+    return _AS_BROWSERS_DO.get(known, known)
 
 
 def _is_not_ascii(codec: str) -> bool:
@@ -147,6 +149,8 @@ def _decoded(content: bytes, name: str, errors: str) -> str:
 
 
 def _guessed(content: bytes) -> str:
+    if len(content) < _GUESS_BYTES:
+        return "cp1252"
     import charset_normalizer  # trafilatura requires it
 
     best = charset_normalizer.from_bytes(content[:_SAMPLE_BYTES]).best()

@@ -18,7 +18,7 @@ _HIDDEN = ("script", "style", "template", "svg", "title", "textarea")
 _CELL_BREAK = (" | ", "")  # before and behind a cell of a table
 _INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code del dfn em font i ins kbd label mark nobr q s samp small span strike "
-    "strong sub sup time tt u var wbr".split()
+    "script strong style sub sup svg template time tt u var wbr".split()
 )
 
 
