@@ -1,4 +1,4 @@
-"""A Hub on this machine: enough of its HTTP API to make repositories and to commit files, which are kept in memory."""
+"""A Hub on this machine: enough of its HTTP API to make repositories, to commit files, and to read them again."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 
 class LoopbackHub:
     """
-    A server that stores what is committed to it. A context manager.
+    A server that keeps what is committed to it in memory. A context manager. Only the last commit can be read.
 
     Tests run with `HF_HUB_OFFLINE=1`: set `huggingface_hub.constants.HF_HUB_OFFLINE` to `False` while it is used, and
     `huggingface_hub.constants.ENDPOINT` to its `url` where the code under test makes its own `HfApi()`.
@@ -96,11 +97,23 @@ class LoopbackHub:
             "siblings": [{"rfilename": p} for p in sorted(self.repos[repo])],
         }
 
+    def tree(self, repo: tuple[str, str]) -> tuple[int, list]:
+        """The files of a repository, with their sizes."""
+        files = sorted(self.repos[repo].items())
+        return 200, [{"type": "file", "path": path, "size": len(data), "oid": etag(data)} for path, data in files]
+
+    def file(self, path: str) -> bytes | None:
+        """Content of a file by the address it is downloaded from."""
+        match = re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        if match is None or match[3] not in ("main", self.sha()):
+            return None
+        return self.repos.get(("dataset" if match[1] else "model", match[2]), {}).get(match[4])
+
     def sha(self) -> str:
         """Changes with every commit."""
         return hashlib.sha1(str(len(self.commits)).encode()).hexdigest()
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, dict]:
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, dict | list]:
         """Status and JSON for a request."""
         if path == "/api/repos/create":
             return self.create(body)
@@ -108,13 +121,18 @@ class LoopbackHub:
             return 200, {"errors": [], "warnings": []}
         if path == "/api/whoami-v2":
             return 200, {"name": "me", "type": "user", "orgs": []}
-        match = re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)(?:/(preupload|commit|revision)/[^/]+)?", path)
+        match = re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)(?:/(preupload|commit|revision|tree)/[^/]+)?", path)
         if match is None or (match[1], match[2]) not in self.repos:
             return 404, {"error": f"{method} {path}: not found"}
         repo = (match[1], match[2])
         if method == "GET":
-            return self.info(repo)
+            return self.tree(repo) if match[3] == "tree" else self.info(repo)
         return self.preupload(body) if match[3] == "preupload" else self.commit(repo, body)
+
+
+def etag(content: bytes) -> str:
+    """Name of a content, as git gives it."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def _handler(hub: LoopbackHub) -> type[BaseHTTPRequestHandler]:
@@ -123,6 +141,8 @@ def _handler(hub: LoopbackHub) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 status, answer = 401, {"error": "Invalid username or password."}
+            elif (data := hub.file(unquote(self.path.split("?")[0]))) is not None:
+                return self.send_file(data)
             else:
                 status, answer = hub.answer(self.command, self.path.split("?")[0], body)
             content = json.dumps(answer).encode()
@@ -130,9 +150,21 @@ def _handler(hub: LoopbackHub) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(content)
+            self.write(content)
 
-        do_GET = do_POST = respond
+        def send_file(self, data: bytes) -> None:
+            self.send_response(200)
+            self.send_header("ETag", f'"{etag(data)}"')
+            self.send_header("X-Repo-Commit", hub.sha())
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.write(data)
+
+        def write(self, content: bytes) -> None:
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        do_GET = do_POST = do_HEAD = respond
 
         def log_message(self, format: str, *values) -> None:
             """Requests are not printed."""

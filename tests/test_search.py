@@ -11,10 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loopback_hub import LoopbackHub
 
-from trl_agentic.tools import BM25Search, Document, Passage, make_search_tool
+from trl_agentic.tools import BM25Search, Document, NoResult, Passage, make_search_tool
 from trl_agentic.tools.search import split_passages, tokenize
 
 ARPO_CACHE = Path(__file__).resolve().parents[2] / "shared" / "data" / "arpo" / "search_cache.json"
@@ -128,6 +131,99 @@ def test_a_saved_backend_answers_as_before(tmp_path):
         assert loaded.search(query, 3) == backend.search(query, 3)
 
 
+def test_a_folder_without_passages_is_an_error_that_says_who_writes_them(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(
+            FileNotFoundError, match=r"There is no .*passages.jsonl. Expected a folder that BM25Search"
+        ):
+            BM25Search.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "is empty: expected one passage a line"),
+        (b'{"title": "Cuba", "text": "Havana"}\n{"title": "Mal', "line 2: expected an object like"),
+        (b'{"title": "Cuba"}\n', "line 1: expected an object like"),
+        (b'{"title": "Cuba", "text": null}\n', "line 1: expected an object like"),
+        (b"[]\n", "line 1: expected an object like"),
+        (b"\xff\xfe\n", "line 1: expected an object like"),
+        (b'{"title": "Cuba", "text": "Havana"}\n', "is of 3 passages, but passages.jsonl holds 1"),
+    ],
+)
+def test_broken_passages_are_an_error_that_says_where(tmp_path, content, problem):
+    BM25Search(ISLANDS).save(tmp_path)
+    (tmp_path / "passages.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=problem) as raised:
+        BM25Search.load(tmp_path)
+    assert str(tmp_path) in str(raised.value) and "again with BM25Search.save" in str(raised.value)
+
+
+def index_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "passages.jsonl")
+
+
+def test_every_missing_file_of_an_index_is_an_error_that_names_it(tmp_path):
+    BM25Search(ISLANDS).save(tmp_path)
+    for name in index_files(tmp_path):
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).unlink()
+        with pytest.raises(FileNotFoundError, match=f"is not complete: {name} is missing. Write the folder again"):
+            BM25Search.load(tmp_path)
+        (tmp_path / name).write_bytes(content)
+    assert len(BM25Search.load(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"[]", b"{", b"\x93NUMPY\x01\x00"])
+def test_every_broken_file_of_an_index_is_an_error_that_names_the_folder(tmp_path, content):
+    BM25Search(ISLANDS).save(tmp_path)
+    for name in index_files(tmp_path):
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"The index in {tmp_path} can not be read"):
+            BM25Search.load(tmp_path)
+        (tmp_path / name).write_bytes(whole)
+
+
+@pytest.fixture
+def online(monkeypatch, tmp_path):
+    """Downloads are allowed, and kept in a cache of their own."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_XET_CACHE", str(tmp_path / "xet"))
+
+
+def test_an_index_comes_back_from_the_hub_as_it_went(online):
+    backend = BM25Search(ISLANDS)
+    with LoopbackHub(token="secret") as hub:
+        address = backend.push_to_hub("me/islands", private=True, token="secret", endpoint=hub.url)
+        loaded = BM25Search.from_hub("me/islands", token="secret", endpoint=hub.url)
+        pinned = BM25Search.from_hub("me/islands", revision=hub.sha(), token="secret", endpoint=hub.url)
+        files = hub.repos["dataset", "me/islands"]
+    assert address.startswith(hub.url)
+    assert hub.private == {("dataset", "me/islands")}
+    assert hub.commits == [("me/islands", "Upload search index")]
+    for query in ("capital of Cuba", "same name", ""):
+        assert loaded.search(query, 3) == pinned.search(query, 3) == backend.search(query, 3)
+    card = files["README.md"].decode()
+    assert "data_files: passages.jsonl" in card and "3 passages" in card
+    assert 'BM25Search.from_hub("me/islands")' in card
+
+
+def test_a_dataset_without_an_index_is_an_error(online):
+    with LoopbackHub() as hub:
+        HfApi(endpoint=hub.url, token=False).create_repo("me/empty", repo_type="dataset")
+        with pytest.raises(FileNotFoundError, match="Expected a folder that BM25Search.save wrote"):
+            BM25Search.from_hub("me/empty", endpoint=hub.url)
+
+
+def test_a_wrong_token_is_an_error_of_the_hub(online):
+    with LoopbackHub(token="secret") as hub, pytest.raises(HfHubHTTPError, match="401"):
+        BM25Search(ISLANDS).push_to_hub("me/islands", token="wrong", endpoint=hub.url)
+
+
 def test_a_query_takes_a_millisecond_on_thousands_of_passages():
     words = [f"w{number * number % 997}" for number in range(1000)]
     backend = BM25Search(Document(words[n % 1000], " ".join(words[n % 900 : n % 900 + 40])) for n in range(5000))
@@ -170,6 +266,30 @@ def test_an_arpo_cache_becomes_one_document_per_page(tmp_path):
     assert backend.search("found xyz", 3) == []
 
 
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "is no JSON"),
+        (b'{"Cuba": "Page 1: Hav', "is no JSON"),
+        (b"\x80\x81", "is no JSON"),
+        (b"[" * 100_000, "is no JSON"),
+        (b"{}", "holds no page to search"),
+        (b'{"Cuba": "No search results found.", "x": "Page 1: "}', "holds no page to search"),
+    ],
+)
+def test_a_broken_or_empty_arpo_cache_is_an_error_that_names_the_file(tmp_path, content, problem):
+    path = tmp_path / "cache.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{path} {problem}"):
+        BM25Search.from_arpo_cache(path)
+
+
+def test_a_missing_arpo_cache_is_an_error_that_says_what_is_expected(tmp_path):
+    for path in (tmp_path / "cache.json", tmp_path):
+        with pytest.raises(FileNotFoundError, match=f"There is no file {path}: expected a JSON object of query to"):
+            BM25Search.from_arpo_cache(path)
+
+
 @pytest.mark.parametrize("text", ['["a"]', '{"a": 1}'])
 def test_another_json_file_is_no_arpo_cache(tmp_path, text):
     (tmp_path / "cache.json").write_text(text)
@@ -201,10 +321,32 @@ def test_the_tool_takes_any_backend():
     assert make_search_tool(Echo(), top_k=2)("Havana") == "[1] Havana\n\n[2] Havana"
 
 
+def test_the_tool_shows_addresses_where_there_are_any():
+    class Web:
+        def search(self, query: str, top_k: int) -> list[Passage]:
+            return [
+                Passage("Cuba", "Havana.", 1.0, "https://example.org/cuba"),
+                Passage("", "No title.", 0.5, "https://example.org/x"),
+                Passage("No text", "", 0.3, "https://example.org/y"),
+            ]
+
+    assert make_search_tool(Web())("Cuba") == (
+        "[1] Cuba\nhttps://example.org/cuba\nHavana.\n\n"
+        "[2] https://example.org/x\nNo title.\n\n"
+        "[3] No text\nhttps://example.org/y"
+    )
+
+
+def test_the_tool_over_local_documents_is_not_cached_unless_asked():
+    assert not hasattr(make_search_tool(BM25Search(ISLANDS)), "tool_options")
+    assert make_search_tool(BM25Search(ISLANDS), cached=True, version="1").tool_options.cached
+
+
 def test_the_tool_says_so_when_there_is_nothing_to_show():
     search = make_search_tool(BM25Search(ISLANDS))
     assert search("Zanzibar") == "No results for 'Zanzibar'. Try other words."
     assert search(" ") == "The query is empty. Give the words to look for."
+    assert isinstance(search("Zanzibar"), NoResult) and not isinstance(search("Cuba"), NoResult)
 
 
 def test_the_tool_is_named_search_and_has_a_schema():

@@ -72,7 +72,7 @@ class SerperSearch(WebSearch):
 
 class TavilySearch(WebSearch):
     """
-    [Tavily's search](https://docs.tavily.com/documentation/api-reference/endpoint/search); the key is in
+    [Tavily's search](https://docs.tavily.com/api-reference/endpoint/search); the key is in
     `TAVILY_API_KEY`. Takes the arguments of [`WebSearch`]; `parameters` may hold `search_depth`, `topic`,
     `time_range`.
     """

@@ -2,7 +2,7 @@
 What web backends have in common: keys, limits, and results as plain text. `search_engines.py` has the backends.
 
 A key is read from the environment whenever a request is made. No object holds it, so it is in no repr, pickle, log or
-cache; where a server echoes it, it is cut out.
+cache; where a server echoes it, it is cut out. (The DEBUG log of `httpcore` shows the headers of answers as they are.)
 """
 
 from __future__ import annotations
