@@ -188,7 +188,7 @@ def test_a_replay_that_differs_is_reported_counted_and_loses_the_state(caplog):
     with caplog.at_level(logging.WARNING):
         child = branch(parent)
     assert child.num_mismatches == 1 and child.made_by == "replay"
-    assert child.broken == "The state of add was lost: an earlier call gave another result when it was repeated."
+    assert child.broken == "it could not be restored, since an earlier call gave another result when it was repeated."
     assert caplog.text.count("could not be replayed") == 1
     assert "add({'amount': 3}) gave 'now 3, call " in caplog.text and "fork()" in caplog.text
     metrics = state_metrics([parent, child])
@@ -223,7 +223,7 @@ def test_an_environment_that_can_only_be_reset_must_say_the_same_for_one_row():
             return f" episode {Restless.episodes}"
 
     child = branch(root_of(Restless))
-    assert "lost" in child.broken
+    assert child.broken == "it could not be set up a second time."
     assert "`Restless.reset` returned ' episode 1' and then ' episode 2' for the same row" in child.conflict
     assert "fork()" in child.conflict
 
@@ -280,7 +280,7 @@ def test_a_fork_that_fails_is_no_reason_to_replay_in_silence():
 
 def test_what_a_lost_state_begets_is_lost():
     parent = root_of(Copied)
-    parent.broken = "It was hit by a call that hung."
+    parent.broken = "a call hung."
     assert branch(parent).broken == parent.broken
 
 

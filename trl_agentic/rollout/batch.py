@@ -16,11 +16,16 @@ TRUNCATING = frozenset({Status.TRUNCATED, Status.DEADLINE, Status.ERROR})
 EXECUTED = frozenset({CallStatus.OK, CallStatus.ERROR, CallStatus.TIMEOUT})
 
 
-def depth_first(tree: BranchTree) -> BranchTree:
+def depth_first_order(tree: BranchTree) -> list[int]:
     """
-    Order the trajectories so that each stands next to the ones it shares most with.
+    The order in which each trajectory stands next to the ones it shares most with.
 
-    Children follow their parent, the latest fork first, so that any run of rows is a contiguous piece of the tree.
+    Args:
+        tree ([`BranchTree`]):
+            The tree.
+
+    Returns:
+        `list[int]`: Positions in the tree: children behind their parent, the latest fork first.
     """
     children: dict[int | None, list[int]] = {}
     for position, trajectory in enumerate(tree.trajectories):
@@ -31,6 +36,21 @@ def depth_first(tree: BranchTree) -> BranchTree:
         position = stack.pop()
         order.append(position)
         stack.extend(sorted(children.get(position, []), key=lambda child: (tree.trajectories[child].fork, -child)))
+    return order
+
+
+def depth_first(tree: BranchTree) -> BranchTree:
+    """
+    Order the trajectories by [`depth_first_order`], so that any run of rows is a contiguous piece of the tree.
+
+    Args:
+        tree ([`BranchTree`]):
+            The tree.
+
+    Returns:
+        [`BranchTree`]: The same tree with its trajectories moved.
+    """
+    order = depth_first_order(tree)
     place = {position: row for row, position in enumerate(order)}
     moved = tuple(
         trajectory if trajectory.parent is None else replace(trajectory, parent=place[trajectory.parent])

@@ -19,34 +19,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..tools import ToolRuntime
+from ..tools.state import ToolState
+from ..tools.state_fork import fork_state
 from ..types import BranchPoint, BranchTree, CallStatus, Kind, Segment, Status, ToolCall, ToolResult
 from .dialect import Dialect
 from .engine import Engine, Event, Request, SamplingSettings
-from .path import Growth, Path
+from .path import Growth, Path, Prompt
 from .policy import BranchPolicy
 
 logger = logging.getLogger(__name__)
 
 BUDGET_NOTE = "No tool calls are left. Give the final answer now."
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """
-    A prompt to be rolled out.
-
-    Args:
-        id (`str`):
-            Unique among all prompts of a run.
-        token_ids (`tuple[int, ...]`):
-            Its tokens, generation prompt included.
-        num_generations (`int`):
-            Trajectories wanted, `M`.
-    """
-
-    id: str
-    token_ids: tuple[int, ...]
-    num_generations: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +73,10 @@ class RolloutLoop:
             Budgets.
         clock (`Callable[[], float]`, *optional*, defaults to `time.monotonic`):
             Seconds.
+
+    Attributes:
+        states (`list[list[ToolState | None]]`):
+            What the last run left: for each tree the state of each trajectory, in the tree's order.
     """
 
     def __init__(
@@ -113,6 +100,7 @@ class RolloutLoop:
         )
         self.limits = limits
         self.clock = clock
+        self.states: list[list[ToolState | None]] = []
         self._paths: dict[str, Path] = {}  # by the id of the request or of the tool turn that they wait for
 
     def run(self, prompts: Sequence[Prompt]) -> list[BranchTree]:
@@ -127,10 +115,12 @@ class RolloutLoop:
             `list[BranchTree]`: One tree per prompt, in order, with exactly `num_generations` trajectories each.
         """
         start = self.clock()
-        growths = [Growth(prompt.id, prompt.token_ids, prompt.num_generations) for prompt in prompts]
+        growths = [Growth(prompt) for prompt in prompts]
         for growth in growths:
-            for _ in range(self.policy.num_initial(growth.num_generations)):
-                self._sample(growth.plant(Kind.INITIAL))
+            if growth.prompt.state is not None and growth.prompt.state.broken is not None:
+                growth.end(Status.ERROR)
+            for _ in range(min(self.policy.num_initial(growth.prompt.num_generations), growth.num_missing)):
+                self._start(growth.plant(Kind.INITIAL))
         try:
             while self._fill(growths) or self._paths:
                 if self.limits.timeout_s is not None and self.clock() - start > self.limits.timeout_s:
@@ -139,6 +129,7 @@ class RolloutLoop:
                 self._advance()
         finally:
             self._abandon()
+            self.states = [[path.state for path in growth.paths] for growth in growths]
         return [growth.tree() for growth in growths]
 
     def _fill(self, growths: list[Growth]) -> bool:
@@ -146,23 +137,40 @@ class RolloutLoop:
         unfilled = [growth for growth in growths if growth.num_missing and growth.has_ended]
         for growth in unfilled:
             for _ in range(growth.num_missing):
-                self._sample(growth.plant(Kind.FILL))
+                self._start(growth.plant(Kind.FILL))
         return bool(unfilled)
+
+    def _start(self, path: Path) -> None:
+        """Begin a path: with a state of its own, which may still be forking while the engine samples."""
+        parent, child = path.origin, path.state
+        if parent is not None and child is not None:
+            self.runtime.fork(parent, child, lambda: fork_state(parent, child, self.runtime.perform))
+        self._sample(path)
 
     def _advance(self) -> None:
         """Handle what the engine and the tools have to say."""
         tested: list[tuple[Path, BranchPoint]] = []
+        ended: list[tuple[Path, Event, tuple[ToolCall, ...]]] = []
         for event in self.engine.poll():
             path = self._paths.get(event.request_id)
             if path is not None:
-                self._receive(path, event, tested)
+                self._receive(path, event, tested, ended)
+        self._branch(tested)  # a child gets its parent's state as it is before the parent's next call
+        for path, event, calls in ended:
+            self._end_segment(path, event, calls)
         wait_s = 0.0 if self.engine.num_unfinished else 0.05
         for key, results in self.runtime.poll(wait_s):
             if key in self._paths:
                 self._resume(self._paths.pop(key), results, tested)
         self._branch(tested)
 
-    def _receive(self, path: Path, event: Event, tested: list[tuple[Path, BranchPoint]]) -> None:
+    def _receive(
+        self,
+        path: Path,
+        event: Event,
+        tested: list[tuple[Path, BranchPoint]],
+        ended: list[tuple[Path, Event, tuple[ToolCall, ...]]],
+    ) -> None:
         """Take the new tokens of one request."""
         path.extend(event.token_ids, event.logprobs, event.entropies)
         if event.finish_reason is None:
@@ -175,7 +183,7 @@ class RolloutLoop:
             # A stop text that is no call (in a thought, in a code fence) ends the request but not the segment.
             goes_on = not calls and turn_ids[-1] not in self.sampling.stop_token_ids and self._room(path) > 0
         self._probe(path, not goes_on, tested)
-        return self._sample(path) if goes_on else self._end_segment(path, event, calls)
+        return self._sample(path) if goes_on else ended.append((path, event, calls))
 
     def _probe(self, path: Path, finished: bool, tested: list[tuple[Path, BranchPoint]]) -> None:
         """Measure the beginning of a segment once its window is full or the segment has ended."""
@@ -197,7 +205,8 @@ class RolloutLoop:
             granted = min(point.wanted, path.growth.num_missing)
             path.growth.points.append(replace(point, granted=granted))
             for _ in range(granted):
-                self._sample(path.growth.branch(path, point.position))
+                self._start(path.growth.branch(path, point.position))
+        tested.clear()
 
     def _end_segment(self, path: Path, event: Event, calls: tuple[ToolCall, ...]) -> None:
         """Decide what follows a segment: tool calls, or the end."""
@@ -215,12 +224,14 @@ class RolloutLoop:
             return path.end(Status.TOOL_BUDGET)
         if path.num_tool_turns == self.limits.max_tool_turns:
             return self._resume(path, [ToolResult(call, BUDGET_NOTE, CallStatus.BUDGET) for call in calls], None)
-        key = f"{path.id}/calls/{path.num_tool_turns}"
-        self._paths[key] = path
-        return self.runtime.submit(key, calls)
+        path.calls = calls
+        self._paths[path.calls_id] = path
+        return self.runtime.submit(path.calls_id, calls, path.state)
 
     def _resume(self, path: Path, results: list[ToolResult], tested: list[tuple[Path, BranchPoint]] | None) -> None:
         """Append the results of one turn and go on sampling; a turn without results to think about is not tested."""
+        if path.state is not None:
+            path.state.record(results)
         turn_ids = path.turn_ids
         entropies = path.segment_entropies
         rendered = self.dialect.render(turn_ids, results)
@@ -247,7 +258,7 @@ class RolloutLoop:
     def _room(self, path: Path) -> int:
         """Tokens that still fit the trajectory's budget and the model's context."""
         length = len(path)
-        context = self.engine.max_model_length - len(path.growth.prompt_ids)
+        context = self.engine.max_model_length - len(path.growth.prompt.token_ids)
         return min(self.limits.max_completion_length, context) - length
 
     def _sample(self, path: Path) -> None:
@@ -257,7 +268,7 @@ class RolloutLoop:
             return path.end(Status.TRUNCATED)
         request = Request(
             id=path.next_request_id(),
-            token_ids=(*path.growth.prompt_ids, *path.token_ids),
+            token_ids=(*path.growth.prompt.token_ids, *path.token_ids),
             max_tokens=room,
             sampling=self.sampling,
         )
@@ -271,11 +282,7 @@ class RolloutLoop:
             "trajectories end with status 'deadline'. Raise `rollout_timeout_s` or lower `tool_timeout_s`."
         )
         for growth in growths:
-            while growth.num_missing:
-                growth.plant(Kind.FILL)
-            for path in growth.paths:
-                if path.status is None:
-                    path.end(Status.DEADLINE)
+            growth.end(Status.DEADLINE)
 
     def _abandon(self) -> None:
         """Leave nothing behind in engine and runtime, whatever ended the loop."""

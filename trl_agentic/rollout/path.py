@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ..types import BranchPoint, BranchTree, Kind, Segment, Status, Trajectory, cut
+from ..tools.state import ToolState
+from ..types import BranchPoint, BranchTree, Kind, Segment, Status, ToolCall, ToolResult, Trajectory, cut
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """
+    A prompt to be rolled out.
+
+    Args:
+        id (`str`):
+            Unique among all prompts of a run.
+        token_ids (`tuple[int, ...]`):
+            Its tokens, generation prompt included.
+        num_generations (`int`):
+            Trajectories wanted, `M`.
+        state ([`~trl_agentic.tools.state.ToolState`], *optional*):
+            The state that trajectories begin with, reset already: each gets a fork of it and leaves it alone. `None`
+            where no tool has a state. If it is lost, the trajectories end with [`Status.ERROR`] before they begin.
+    """
+
+    id: str
+    token_ids: tuple[int, ...]
+    num_generations: int
+    state: ToolState | None = None
 
 
 class Path:
@@ -24,6 +49,8 @@ class Path:
             Position of the parent in the tree.
         initial_entropy (`float`, *optional*):
             Entropy at the beginning, in nats; a child inherits its parent's.
+        origin ([`~trl_agentic.tools.state.ToolState`], *optional*):
+            The state of which this path gets a fork.
     """
 
     def __init__(
@@ -34,6 +61,7 @@ class Path:
         segments: Sequence[Segment] = (),
         parent: int | None = None,
         initial_entropy: float | None = None,
+        origin: ToolState | None = None,
     ):
         self.growth = growth
         self.index = index
@@ -41,8 +69,11 @@ class Path:
         self.parent = parent
         self.initial_entropy = initial_entropy
         self.untested: int | None = None  # fork position of the tool turn that is under test
+        self.calls: tuple[ToolCall, ...] = ()  # those that run
         self.status: Status | None = None
         self._segments = list(segments)
+        self.origin = origin
+        self.state = None if origin is None else origin.child(self.results)
         self._open_segment()
         self.fork = len(self)
         self._num_requests = 0
@@ -64,7 +95,17 @@ class Path:
     @property
     def id(self) -> str:
         """Unique among all paths of a run."""
-        return f"{self.growth.prompt_id}/{self.index}"
+        return f"{self.growth.prompt.id}/{self.index}"
+
+    @property
+    def calls_id(self) -> str:
+        """Names the turn of tool calls that follows what is there."""
+        return f"{self.id}/calls/{self.num_tool_turns}"
+
+    @property
+    def results(self) -> list[ToolResult]:
+        """All tool results so far, the inherited ones included."""
+        return [result for segment in self._segments for result in segment.results]
 
     @property
     def token_ids(self) -> list[int]:
@@ -117,12 +158,15 @@ class Path:
 
     def append(self, segment: Segment) -> None:
         """Close the sampled segment and add tool results."""
+        self.calls = ()
         self._close_segment()
         self._segments.append(segment)
 
     def end(self, status: Status) -> None:
-        """Nothing follows."""
+        """Nothing follows. A state that a call is still at is lost: whether the call counts, nobody can say."""
         self._close_segment()
+        if self.state is not None and any(self.state.function(call.name) for call in self.calls):
+            self.state.broken = "the rollout phase ended in the middle of a call."
         self.status = status
 
     def prefix(self, num_tokens: int) -> tuple[Segment, ...]:
@@ -140,25 +184,19 @@ class Growth:
     A tree in the making.
 
     Args:
-        prompt_id (`str`):
-            Unique among all prompts of a run.
-        prompt_ids (`tuple[int, ...]`):
-            Tokens of the prompt.
-        num_generations (`int`):
-            Trajectories it will have.
+        prompt ([`Prompt`]):
+            Its prompt.
     """
 
-    def __init__(self, prompt_id: str, prompt_ids: tuple[int, ...], num_generations: int):
-        self.prompt_id = prompt_id
-        self.prompt_ids = prompt_ids
-        self.num_generations = num_generations
+    def __init__(self, prompt: Prompt):
+        self.prompt = prompt
         self.paths: list[Path] = []
         self.points: list[BranchPoint] = []
 
     @property
     def num_missing(self) -> int:
         """Trajectories that may still be started."""
-        return self.num_generations - len(self.paths)
+        return self.prompt.num_generations - len(self.paths)
 
     @property
     def has_ended(self) -> bool:
@@ -167,17 +205,30 @@ class Growth:
 
     def plant(self, kind: Kind) -> Path:
         """Start a path at the prompt."""
-        path = Path(self, len(self.paths), kind)
+        path = Path(self, len(self.paths), kind, origin=self.prompt.state)
         self.paths.append(path)
         return path
 
     def branch(self, parent: Path, position: int) -> Path:
         """Start a path that shares the first `position` completion tokens with its parent."""
-        path = Path(self, len(self.paths), Kind.BRANCH, parent.prefix(position), parent.index, parent.initial_entropy)
+        prefix = parent.prefix(position)
+        path = Path(
+            self, len(self.paths), Kind.BRANCH, prefix, parent.index, parent.initial_entropy, origin=parent.state
+        )
+        # Decided before the parent's next call: what it owns is in the state that the branch has to begin with.
+        assert parent.state is None or path.results == parent.results, "the state has moved on past the branch point"
         self.paths.append(path)
         return path
+
+    def end(self, status: Status) -> None:
+        """End everything that has not ended; trajectories that were never started end empty."""
+        while self.num_missing:
+            self.plant(Kind.FILL)
+        for path in self.paths:
+            if path.status is None:
+                path.end(status)
 
     def tree(self) -> BranchTree:
         """The finished tree."""
         trajectories = tuple(path.trajectory() for path in self.paths)
-        return BranchTree(self.prompt_id, self.prompt_ids, trajectories, tuple(self.points))
+        return BranchTree(self.prompt.id, self.prompt.token_ids, trajectories, tuple(self.points))

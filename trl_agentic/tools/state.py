@@ -99,7 +99,7 @@ class ToolState:
         observation (`Any`):
             What `reset` returned.
         broken (`str`, *optional*):
-            Why the state is lost, as a sentence; `None` while it is sound.
+            Why the state is lost, as the end of a sentence; `None` while it is sound.
         conflict (`str`, *optional*):
             Why the environment cannot give one prompt to a whole group; see `fork_state`.
         made_by (`str`, *optional*):

@@ -86,7 +86,7 @@ def _replay(child: ToolState, perform: Perform) -> None:
     child.made_by = "replay"
     if child.observation != expected:
         name = type(child.environment).__name__
-        child.broken = f"The state of {name} was lost: it could not be set up once more for this continuation."
+        child.broken = "it could not be set up a second time."
         child.conflict = (
             f"`{name}.reset` returned {_shown(expected)} and then {_shown(child.observation)} for the same row, but "
             "all trajectories of a group share one prompt. Let `reset` depend on its arguments alone (on a seed in a "
@@ -102,7 +102,7 @@ def _replay(child: ToolState, perform: Perform) -> None:
 def _report(child: ToolState, recorded: ToolResult, found: ToolResult) -> None:
     child.num_mismatches += 1
     name, arguments = recorded.call.name, _shown(recorded.call.arguments)
-    child.broken = f"The state of {name} was lost: an earlier call gave another result when it was repeated."
+    child.broken = "it could not be restored, since an earlier call gave another result when it was repeated."
     logger.warning(
         f"The state of a branch could not be replayed: {name}({arguments}) gave {_shown(found.content)} "
         f"({found.status}), but {_shown(recorded.content)} ({recorded.status}) in the trajectory it branches from. "
