@@ -28,6 +28,7 @@ from trl_agentic.tools import (
     BraveSearch,
     BrightDataSearch,
     NoResult,
+    ResultCache,
     SearchError,
     SerperSearch,
     TavilySearch,
@@ -40,6 +41,7 @@ from trl_agentic.types import CallStatus, Status, ToolCall, ToolResult
 
 KEYS = ["BRAVE_API_KEY", "SERPER_API_KEY", "TAVILY_API_KEY", "BRIGHTDATA_API_KEY"]
 QUICK = ApiLimits(connect_timeout_s=5.0, read_timeout_s=5.0, total_timeout_s=0.6)
+FOUND = json.dumps(serper("Cuba", PAGES)).encode()
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 every_engine = pytest.mark.parametrize("kind", ENGINES, ids=lambda kind: kind.api.name)
@@ -404,6 +406,31 @@ def test_a_search_that_fails_for_a_moment_is_tried_again_by_the_runtime():
             ((_, (result,)),) = runtime.poll()
     assert result.status is CallStatus.OK and len(server.requests) == 3
     assert result.content.startswith("[1] Cuba - Encyclopedia\nhttps://example.org/cuba\n")
+
+
+def test_what_was_found_and_what_was_not_is_cached_without_the_key(tmp_path, monkeypatch):
+    def ask(query: str, mode: str = "read_write") -> ToolResult:
+        with ResultCache(tmp_path, mode=mode) as cache, ToolRuntime([tool], num_workers=0, cache=cache) as runtime:
+            runtime.submit("a", [ToolCall("search", {"query": query})])
+            ((_, (result,)),) = runtime.poll()
+            assert cache.get(cache.key("search", {"query": query}, tool.tool_options.version)).negative == (
+                query == "x"
+            )
+        return result
+
+    with LoopbackSearchApis() as server:
+        server.reply = lambda request: Reply(body=b'{"searchParameters": {}}' if request.body["q"] == "x" else FOUND)
+        tool = make_search_tool(server.engine(), 1)
+        first = [ask("Cuba"), ask("x")]
+        again = [ask("Cuba"), ask("x")]
+        assert len(server.requests) == 2
+    monkeypatch.setenv("SERPER_API_KEY", "eight...")
+    replayed = [ask("Cuba", "replay"), ask("x", "replay")]
+    for results in (again, replayed):
+        assert [result.content for result in results] == [result.content for result in first]
+        assert all(result.cached for result in results)
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"Serper" in kept and KEY.encode() not in kept
 
 
 def test_the_tool_over_a_web_backend_is_cached_by_service_parameters_and_number_of_passages():

@@ -66,7 +66,8 @@ class WebSearch:
         parameters (`Mapping[str, Any]`, *optional*):
             Further parameters of the API, such as country and language, by the names in its documentation.
         key_variable (`str`, *optional*):
-            Environment variable that holds the key, if it is not the customary one.
+            Environment variable that holds the key, if it is not the customary one. To replay a run from the cache
+            alone it may hold any eight characters.
         base_url (`str`, *optional*):
             Where the API is, if not at its own address. The key goes there: `https`, or this machine.
         limits ([`ApiLimits`], *optional*):
