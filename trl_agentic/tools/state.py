@@ -169,7 +169,9 @@ class ToolState:
         """
         history = self._stateful(results)
         assert history == self.history[: len(history)], "a branch begins with calls that its parent never made"
-        return ToolState(self.origin, history)
+        child = ToolState(self.origin, history)
+        child.broken = self.broken
+        return child
 
     def reset(self) -> None:
         """

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
@@ -16,10 +14,9 @@ from trl.data_utils import is_conversational
 from trl.extras.profiling import profiling_context
 from trl.trainer.utils import get_config_model_id, split_tensor_dict
 
-from ..rollout.batch import RolloutBatch, completion_metrics, depth_first, rollout_metrics
-from ..rollout.dialects import make_dialect
-from ..rollout.engine import Engine, SamplingSettings
-from ..rollout.loop import Limits, Prompt, RolloutLoop
+from ..rollout.batch import RolloutBatch, depth_first
+from ..rollout.engine import Engine
+from ..rollout.loop import Prompt, RolloutLoop
 from ..rollout.policy import BranchPolicy, NoBranching
 from ..rollout.trajectory_file import TrajectoryWriter
 from ..tools import ToolRuntime
@@ -27,11 +24,15 @@ from ..types import BranchTree
 from .arpo_config import ARPOConfig
 from .checks import check_arguments, check_columns, check_engine, describe_first_rows, warn_without_spread
 from .colocated import awake, build_engine, extra_vllm_arguments
+from .environments import Environments, placeholder_dataset, with_weights
+from .generation_log import log_rollout
 from .group_rows import mask_rows, shuffle_groups
 from .keep_trajectories import KeepTrajectories, scored_rows
 from .model_card import write_model_card
 from .non_finite import SkipNonFiniteSteps
 from .reward_guard import RewardGuard
+from .rollout_settings import dialect_for, rollout_limits, sampling_settings
+from .rollout_states import RolloutStates
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -66,7 +67,7 @@ class AgenticTrainer(GRPOTrainer):
         peft_config: PeftConfig | None = None,
         tools: list[Callable] | None = None,
         rollout_func: None = None,
-        environment_factory: None = None,
+        environment_factory: Callable[[], Any] | dict[str, Callable[[], Any]] | None = None,
         *,
         engine: Engine | None = None,
     ):
@@ -77,12 +78,16 @@ class AgenticTrainer(GRPOTrainer):
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
         check_columns(functions, train_dataset)
         check_columns(functions, eval_dataset)
+        environments = Environments(environment_factory, tools or [])
+        functions = [*functions, *environments.reward_funcs]
+        if train_dataset is None and environments.kinds:
+            train_dataset = placeholder_dataset(environments, args)
         self.reward_guard = RewardGuard(args.max_reward_failures)
         with extra_vllm_arguments(args):
             super().__init__(
                 model=model,
                 reward_funcs=[self.reward_guard.wrap(function) for function in functions],
-                args=args,
+                args=with_weights(args, len(environments.reward_funcs)),
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=processing_class,
@@ -92,25 +97,24 @@ class AgenticTrainer(GRPOTrainer):
                 quantization_config=quantization_config,
                 peft_config=peft_config,
             )
-        self._set_up_rollouts(tools or [], engine)
+        self._set_up_rollouts(environments, engine)
 
-    def _set_up_rollouts(self, tools: list[Callable], engine: Engine | None) -> None:
+    def _set_up_rollouts(self, environments: Environments, engine: Engine | None) -> None:
         """Build what stands between TRL's trainer and the loop."""
         args = self.args
         if self._is_vlm:
             raise ValueError(f"{type(self).__name__} trains text models; pass a tokenizer as `processing_class`.")
-        self.rollout_tools = list(tools)
-        self.dialect = make_dialect(
-            args.tool_dialect,
-            self._tokenizer,
-            self.rollout_tools,
-            max_result_tokens=args.max_tool_result_tokens,
-            eos_token_ids=self.eos_token_ids,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
+        self.rollout_tools = environments.tools
+        self.dialect = dialect_for(self, self.rollout_tools)
+        # A prompt shows the tools of its own environment; calls are read and answered alike for all.
+        self._prompt_dialects = {
+            name: dialect_for(self, environments.tools_of(name)) if len(environments.kinds) > 1 else self.dialect
+            for name in environments.kinds or [None]
+        }
         self.runtime = ToolRuntime(
             self.rollout_tools, num_workers=args.num_tool_workers, timeout_s=args.tool_timeout_s
         )
+        self.rollout_states = RolloutStates(environments, self.runtime, args)
         self.engine = build_engine(self) if engine is None else engine
         self.mask_truncated_completions = False  # TRL guesses by the last token; the status of a rollout knows
         self._model_version = self._num_rollouts = 0
@@ -127,6 +131,7 @@ class AgenticTrainer(GRPOTrainer):
         num_generations: int = 1,
         policy: BranchPolicy | None = None,
         temperature: float | None = None,
+        rows: Sequence[dict[str, Any]] | None = None,
     ) -> list[BranchTree]:
         """
         Sample trajectories with the current weights.
@@ -140,46 +145,57 @@ class AgenticTrainer(GRPOTrainer):
                 Where to branch; nowhere by default.
             temperature (`float`, *optional*):
                 Sampling temperature, the configured one by default; 0 is greedy.
+            rows (`Sequence[dict]`, *optional*):
+                The columns of each prompt, with which its environment is reset; the prompt alone by default.
 
         Returns:
             `list[BranchTree]`: One tree per prompt, rows depth first.
         """
+        rows = [{"prompt": prompt} for prompt in prompts] if rows is None else rows
+        try:
+            return self._grow(self.rollout_states.plant(rows), num_generations, policy, temperature)
+        finally:
+            self.rollout_states.release()
+
+    def _grow(
+        self,
+        prompts: Sequence[str | list[dict[str, Any]]],
+        num_generations: int,
+        policy: BranchPolicy | None,
+        temperature: float | None = None,
+    ) -> list[BranchTree]:
+        """Sample from prompts whose environments are set up."""
         self._num_rollouts += 1
         prefix = f"{self.state.global_step}-{self.accelerator.process_index}-{self._num_rollouts}"
-        planted = [
-            Prompt(f"{prefix}-{number}", tuple(self.dialect.encode_prompt(prompt)), num_generations)
-            for number, prompt in enumerate(prompts)
+        states = self.rollout_states
+        token_ids = [
+            tuple(self._prompt_dialects[name].encode_prompt(prompt))
+            for name, prompt in zip(states.names, prompts, strict=True)
         ]
-        sampling = self._sampling()
+        planted = [
+            Prompt(f"{prefix}-{number}", ids, num_generations, root)
+            for number, (ids, root) in enumerate(zip(token_ids, states.roots, strict=True))
+        ]
         loop = RolloutLoop(
             self.engine,
             self.runtime,
             self.dialect,
             policy or NoBranching(),
-            sampling if temperature is None else replace(sampling, temperature=temperature),
-            Limits(
-                max_completion_length=self.max_completion_length,
-                max_tool_turns=self.max_tool_calling_iterations,
-                max_invalid_turns=self.args.max_invalid_tool_calls,
-                timeout_s=self.args.rollout_timeout_s,
-            ),
+            sampling_settings(self, temperature),
+            rollout_limits(self),
         )
         self._sync_weights()
         with awake(self), profiling_context(self, "rollout"):
             start = time.perf_counter()
-            trees = [depth_first(tree) for tree in loop.run(planted)]
+            trees = loop.run(planted)
             self._rollout_s = time.perf_counter() - start
-        return trees
+        states.keep(trees, loop.states)
+        return [depth_first(tree) for tree in trees]
 
-    def _sampling(self) -> SamplingSettings:
-        return SamplingSettings(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p or 0.0,
-            repetition_penalty=self.repetition_penalty,
-            extra=self.args.generation_kwargs or {},
-        )
+    @property
+    def _group_size(self) -> int:
+        """Rows of a tree. Evaluation never branches, so every row is a tree of its own there."""
+        return self.num_generations if self.model.training else 1
 
     def branch_policy(self) -> BranchPolicy:
         """Where trajectories branch in the next rollout phase."""
@@ -201,16 +217,15 @@ class AgenticTrainer(GRPOTrainer):
 
     def _generate(self, prompts: list):
         """Roll out the prompts of this process; see [`~trl.GRPOTrainer`] for the eight values."""
-        if self.model.training:
-            size, policy = self.num_generations, self.branch_policy()
-        else:
-            size, policy = 1, NoBranching()  # evaluation never branches, so every row is a tree of its own
+        size = self._group_size
         groups = [prompts[start : start + size] for start in range(0, len(prompts), size)]
         assert all(group == [group[0]] * size for group in groups), "the rows of a group must share their prompt"
-        trees = self.rollout([group[0] for group in groups], size, policy)
+        policy = self.branch_policy() if self.model.training else NoBranching()
+        trees = self._grow([group[0] for group in groups], size, policy)
+        self.environments = self.rollout_states.instances()  # as TRL's `_calculate_rewards` looks for them
         batch = RolloutBatch.from_trees(trees, self.dialect, self._tokenizer.eos_token_id)
         self._trees, self._batch = trees, batch
-        self._log_rollout(trees, batch)
+        log_rollout(self, trees, batch)
         completions: list[Any] = batch.completions
         if not is_conversational({"prompt": prompts[0]}):
             completions = self._tokenizer.batch_decode(batch.completion_ids, skip_special_tokens=True)
@@ -225,30 +240,21 @@ class AgenticTrainer(GRPOTrainer):
             [],
         )
 
-    def _log_rollout(self, trees: list[BranchTree], batch: RolloutBatch) -> None:
-        """Log TRL's metrics of a generation, by the status of each rollout, and our own."""
-        mode = "train" if self.model.training else "eval"
-        rows = gather_object(batch.lengths())
-        if mode == "train":
-            self.state.num_input_tokens_seen += sum(row.prompt + row.sampled for row in rows)
-        metrics = self._metrics[mode]
-        metrics["num_tokens"] = [self.state.num_input_tokens_seen]
-        for name, value in completion_metrics(rows).items():
-            metrics[name].append(value)
-        local = rollout_metrics(trees)
-        local["rollout/tokens_per_s"] = local["rollout/sampled_tokens"] / self._rollout_s
-        for name in sorted(set(gather_object(list(local)))):
-            values = [value for value in gather_object([local.get(name)]) if value is not None]
-            metrics[name].append(sum(values) / len(values))
-
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Keep TRL's result, which attribution and the trajectories need."""
         self._rewards_per_func = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._rewards_per_func
 
     def _generate_and_score_completions(self, inputs):
-        """Score as TRL does, then hand each token its advantage."""
-        output = super()._generate_and_score_completions(inputs)
+        """Set up the environments, score as TRL does, then hand each token its advantage."""
+        size = self._group_size
+        try:
+            prompts = self.rollout_states.plant(inputs[::size])
+            rows = [{**row, "prompt": prompts[number // size]} for number, row in enumerate(inputs)]
+            output = super()._generate_and_score_completions(rows)
+        finally:
+            self.environments = None
+            self.rollout_states.release()
         if self.args.mask_truncated_completions:
             trained = mask_rows(output, self._batch.is_truncated)
             output["num_items_in_batch"] = self.accelerator.gather(trained).sum()

@@ -49,15 +49,25 @@ class ARPOTrainer(AgenticTrainer):
         args ([`ARPOConfig`], *optional*):
             Configuration of the trainer.
         tools (`list[Callable]`):
-            Functions that the model may call, sync or async, with type hints and a Google-style docstring.
-        rollout_func, environment_factory:
+            Functions that the model may call, sync or async, with type hints and a Google-style docstring. A bound
+            method of an object whose class defines `fork()` (which returns an independent copy) is a stateful tool:
+            every trajectory calls it on a fork of its own, and a branch on a fork of its parent's.
+        rollout_func:
             Not supported: the rollout is what this trainer is about. A value raises a `ValueError`.
+        environment_factory (`Callable` or `dict[str, Callable]`, *optional*):
+            As in [`~trl.GRPOTrainer`], in either dialect: the public methods of what it builds are tools, `reset` gets
+            the columns of a row and may return a text that continues the prompt, `get_reward` (sync or async) is a
+            further reward, and with a dictionary the column `environment` chooses. What differs: one environment per
+            prompt is reset, and each of its trajectories goes on with a fork of it (`fork()`, a deep copy, or a replay
+            of the recorded calls); `fork` and `close` are no tools; `environments`, which reward functions may ask
+            for, holds `None` for a row whose state was lost; environments with a `close` method are closed after the
+            rewards.
         engine ([`~trl_agentic.rollout.engine.Engine`], *optional*):
             Samples in place of the colocated vLLM or of `transformers`.
 
     Raises:
-        ValueError: If there are no tools, if a reward function needs a column that the dataset lacks, or if an option
-            cannot work with a branching rollout.
+        ValueError: If there is nothing to call, if a reward function needs a column that the dataset lacks, or if an
+            option cannot work with a branching rollout.
     """
 
     _tag_names = ["trl", "arpo"]

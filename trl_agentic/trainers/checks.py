@@ -26,6 +26,7 @@ TRAINER_COLUMNS = frozenset(
         "prompts",
         "completions",
         "completion_ids",
+        "environments",
         "trainer_state",
         "log_extra",
         "log_metric",
@@ -50,23 +51,23 @@ def check_arguments(trainer: str, args: Any, tools: Any, rollout_func: Any, envi
 
     Raises:
         TypeError: If `args` is no [`ARPOConfig`], or `tools` no list.
-        ValueError: If there are no tools, or there is a rollout of the user's own.
+        ValueError: If there are neither tools nor environments, or there is a rollout of the user's own.
     """
     if not isinstance(args, ARPOConfig):
         raise TypeError(f"`args` must be an `ARPOConfig`, got `{type(args).__name__}`.")
     if tools and not isinstance(tools, Sequence):
         raise TypeError(f"`tools` must be a list of functions, got `{type(tools).__name__}`. Pass tools=[...].")
-    if not tools:
+    if not tools and not environment_factory:
         raise ValueError(
-            f"{trainer} needs `tools`, a list of functions that the model may call, since trajectories branch at tool "
-            "results. Pass tools=[...], or use trl.GRPOTrainer to train without tools."
+            f"{trainer} needs `tools`, a list of functions that the model may call, or an `environment_factory`, "
+            "since trajectories branch at tool results. Pass tools=[...], or use trl.GRPOTrainer to train without "
+            "tools."
         )
-    for name, value in (("rollout_func", rollout_func), ("environment_factory", environment_factory)):
-        if value is not None:
-            raise ValueError(
-                f"{trainer} brings its own rollout and does not take `{name}`. Pass plain functions as `tools`, or "
-                "use trl.GRPOTrainer."
-            )
+    if rollout_func is not None:
+        raise ValueError(
+            f"{trainer} brings its own rollout and does not take `rollout_func`. Pass plain functions as `tools` or "
+            "an `environment_factory`, or use trl.GRPOTrainer."
+        )
 
 
 def check_columns(reward_funcs: Sequence[Any], dataset: Any) -> None:
