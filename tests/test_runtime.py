@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError as FutureCancelledError
 from typing import Literal
 
 import pytest
@@ -386,6 +387,104 @@ def test_inline_calls_run_in_order_and_inside_submit(others):
         turns = runtime.poll()
     assert [key for key, _ in turns] == ["a", "b"]
     assert [result.status for result in turns[0][1]] == [CallStatus.OK, CallStatus.UNKNOWN_TOOL, CallStatus.OK]
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this")
+
+
+class Unreadable:
+    def __str__(self):
+        raise Unprintable
+
+
+class Escape(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("num_workers", [0, 4], ids=["inline", "threads"])
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (Unprintable(), "Unprintable: <exception str() failed>"),
+        (Escape("out"), "Escape: out"),
+        (SystemExit("bye"), "SystemExit: bye"),
+        (GeneratorExit(), "GeneratorExit"),
+        (asyncio.CancelledError(), "CancelledError"),
+        (FutureCancelledError("no longer wanted"), "CancelledError: no longer wanted"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_whatever_a_tool_raises_is_an_error_that_can_be_read(num_workers, is_async, error, line):
+    def fail():
+        raise error
+
+    async def fail_later():
+        raise error
+
+    with ToolRuntime([fail, fail_later, wait], num_workers=num_workers, timeout_s=20.0) as runtime:
+        name = "fail_later" if is_async else "fail"
+        results = run_turn(runtime, ToolCall(name), ToolCall("wait", {"seconds": 0.0}))
+    assert (results[0].status, results[0].content) == (CallStatus.ERROR, line)
+    assert results[1].content == "waited 0.0"  # neither the worker nor the event loop went down
+
+
+def test_an_interrupt_inside_a_thread_is_the_error_of_its_tool():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert run_one(interrupted).content == "KeyboardInterrupt"
+
+
+def test_a_result_that_cannot_be_written_out_is_an_error():
+    result = run_one(Unreadable)
+    assert (result.status, result.content) == (CallStatus.ERROR, "Unprintable: <exception str() failed>")
+
+
+def test_a_cut_is_noted_in_the_result():
+    assert run_one(give, {"value": "x" * 1001}, max_result_chars=1000).truncated
+    assert not run_one(give, {"value": "x" * 1000}, max_result_chars=1000).truncated
+
+
+def test_asking_when_nothing_is_ready_costs_microseconds_with_thousands_of_calls_waiting():
+    release = threading.Event()
+
+    def block():
+        release.wait(timeout=60.0)
+
+    with ToolRuntime([block], num_workers=2, timeout_s=60.0) as runtime:
+        start = time.perf_counter()
+        for turn in range(5000):
+            runtime.submit(str(turn), [ToolCall("block")])
+        assert time.perf_counter() - start < 10.0
+        start = time.perf_counter()
+        for _ in range(10_000):
+            assert runtime.poll() == []
+        assert time.perf_counter() - start < 2.0  # 0.2 ms each at the very most
+        release.set()
+        turns = []
+        while runtime.num_pending:
+            turns += runtime.poll(wait_s=10.0)
+    assert len(turns) == 5000
+
+
+def test_a_turn_that_was_abandoned_is_not_mistaken_for_its_successor():
+    release = threading.Event()
+
+    def block(answer):
+        if answer == "old":
+            release.wait(timeout=30.0)
+        return answer
+
+    with ToolRuntime([block]) as runtime:
+        runtime.submit("turn", [ToolCall("block", {"answer": "old"})])
+        runtime.abandon("turn")
+        runtime.submit("turn", [ToolCall("block", {"answer": "new"})])
+        assert [result.content for result in runtime.poll(wait_s=10.0)[0][1]] == ["new"]
+        release.set()
+    assert runtime.poll() == []
 
 
 def test_an_interrupt_from_the_keyboard_passes():

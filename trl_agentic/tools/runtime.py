@@ -17,8 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ..types import ToolCall, ToolResult
 from .admission import Admission
@@ -30,8 +29,6 @@ from .signatures import describe_tools
 from .texts import MAX_ERROR_CHARS
 from .twins import Twins
 from .workers import WorkerPool
-
-Value = TypeVar("Value")
 
 
 class ToolRuntime:
@@ -46,7 +43,7 @@ class ToolRuntime:
     What a tool wants beyond that, it says by [`tool_options`]: a deadline of its own, limits on concurrency and rate
     (a call that waits for them occupies no worker, and calls of other tools overtake it), retries, caching.
 
-    **State.** Where the tools of a trajectory have a state, its calls pass a [`~trl_agentic.tools.jobs.CallState`].
+    **State.** Where the tools of a trajectory have a state, its calls pass a [`CallState`].
     Calls on one state run one at a time, in the order of submission, and so do [`~ToolRuntime.fork`] and
     [`~ToolRuntime.prepare`]; all else stays concurrent. They are neither cached nor retried. If one is given up at its
     deadline, the state is lost: it may still be changing.
@@ -133,7 +130,7 @@ class ToolRuntime:
                 Names the turn in what `poll` returns; unique among those in flight.
             calls (`Sequence[ToolCall]`):
                 The calls, broken ones included. Those without a state may run in any order and at the same time.
-            state ([`~trl_agentic.tools.jobs.CallState`], *optional*):
+            state ([`CallState`], *optional*):
                 The state of the trajectory, for tools that have one.
 
         Raises:
@@ -181,13 +178,7 @@ class ToolRuntime:
         return [(turn.key, [result for result in turn.results if result is not None]) for turn in turns]
 
     def abandon(self, key: str) -> None:
-        """
-        Forget a turn: calls of it that wait never start, and nothing of it is returned. Unknown keys are ignored.
-
-        Args:
-            key (`str`):
-                The turn.
-        """
+        """Forget a turn: its calls that wait never start, nothing of it is returned. Unknown keys are ignored."""
         with self._lock:
             turn = self._pending.pop(key, None)
             if turn is not None:
@@ -202,7 +193,7 @@ class ToolRuntime:
         Copy a state between the calls on it: behind all that were submitted, before all that will be.
 
         Args:
-            parent ([`~trl_agentic.tools.jobs.CallState`]), child ([`~trl_agentic.tools.jobs.CallState`]):
+            parent ([`CallState`]), child ([`CallState`]):
                 The state that is copied, and the one that becomes its copy. Calls on the child wait for it.
             work (`Callable[[], None]`):
                 Does the copying. If it raises or outlives `timeout_s`, or the parent is broken, the child is broken.
@@ -214,10 +205,8 @@ class ToolRuntime:
         Do something to a state in its turn, such as a reset; the calls submitted later wait for it.
 
         Args:
-            state ([`~trl_agentic.tools.jobs.CallState`]):
-                The state.
-            work (`Callable[[], None]`):
-                What to do. If it raises or outlives `timeout_s`, the state is broken.
+            state ([`CallState`]), work (`Callable[[], None]`):
+                The state, and what to do. If that raises or outlives `timeout_s`, the state is broken.
         """
         self._add_work(WorkJob("", self._timeout_s, state=state, lanes=(state,), work=work))
 
@@ -226,10 +215,8 @@ class ToolRuntime:
         Wait until nothing that concerns these states is queued or running.
 
         Args:
-            states (`Sequence[CallState]`):
-                The states.
-            timeout_s (`float`, *optional*):
-                Seconds to wait at most; as long as it takes if not given (each job has its deadline).
+            states (`Sequence[CallState]`), timeout_s (`float`, *optional*):
+                The states, and the seconds to wait at most; as long as it takes if not given.
 
         Returns:
             `bool`: Whether that came to be.
@@ -237,6 +224,24 @@ class ToolRuntime:
         with self._lock:
             scheduler, closing = self._pool.scheduler, self._pool.closing
             return self._changed.wait_for(lambda: scheduler.is_idle(states) or closing.is_set(), timeout=timeout_s)
+
+    def perform(self, call: ToolCall, state: CallState | None = None) -> ToolResult:
+        """
+        Run one call now and in this thread, past all queues: for work on a state that repeats recorded calls.
+
+        Args:
+            call ([`ToolCall`]), state ([`CallState`], *optional*):
+                The call, and the state it is made on.
+
+        Returns:
+            [`ToolResult`]: What `poll` would have returned.
+        """
+        turn = Turn("", [None], 1)
+        job = self._admission.admit(turn, 0, call, state)
+        if job is not None:
+            job.answer(self._run_here(job))
+        assert turn.results[0] is not None
+        return turn.results[0]
 
     def close(self) -> None:
         """Drop what is waiting and stop. Threads whose call is still running end with it, without being waited for."""
@@ -258,21 +263,24 @@ class ToolRuntime:
             self._run_inline(job)
 
     def _run_inline(self, job: Job) -> None:
+        outcome = self._run_here(job)
+        with self._lock:
+            self._finish(job, outcome)
+
+    def _run_here(self, job: Job) -> Outcome:
         now = time.monotonic()
         job.started = self._pool.reserve_start(job, now)
         time.sleep(job.started - now)
         job.deadline = job.started + job.timeout_s
-        outcome = self._execute(job)
-        with self._lock:
-            self._finish(job, outcome)
+        return self._execute(job)
 
     def _execute(self, job: Job) -> Outcome:
         """Run a job; whatever the tool does, the outcome says what the model gets to read."""
-        outcome, error = _guarded(partial(self._execution.run, job))
-        if outcome is None:
-            assert error is not None
+        try:
+            outcome = self._execution.run(job)
+        except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and not self._num_workers:
-                raise error
+                raise
             return failure(job, error)
         if isinstance(job, CallJob) and job.key is not None and not job.expired:
             assert self._cache is not None
@@ -289,11 +297,3 @@ class ToolRuntime:
             self._finished.extend(done.values())
             self._twins.leave(job)
         self._changed.notify_all()
-
-
-def _guarded(work: Callable[[], Value]) -> tuple[Value | None, BaseException | None]:
-    """Do some work of a tool: its value or its error, whatever that is."""
-    try:
-        return work(), None
-    except BaseException as error:
-        return None, error
