@@ -150,7 +150,8 @@ class ResultCache:
         with self._lock:
             return {f"cache/{name}": float(count) for name, count in self._counts.items()}
 
-    def key(self, tool: str, arguments: Mapping[str, Any], version: str = "") -> CacheKey | None:
+    @staticmethod
+    def key(tool: str, arguments: Mapping[str, Any], version: str = "") -> CacheKey | None:
         """
         The key of a call.
 
