@@ -275,15 +275,6 @@ def test_a_process_that_was_killed_is_replaced(parser):
     assert parser.read(b"hello", "text/plain", limits=Limits(timeout_s=60)).text == "hello"
 
 
-def test_a_page_that_keeps_the_parser_busy_is_read_plainly(parser):
-    # A tag of many attributes takes lxml time that grows with the square of their number.
-    attributes = " ".join(f"a{n}=1" for n in range(200_000))
-    page = f"<title>Cuba</title><p {attributes}>Havana</p>".encode()
-    start = time.monotonic()
-    assert parser.read(page, "text/html", limits=Limits(timeout_s=12)) == PageText("Cuba", "Havana")
-    assert time.monotonic() - start < 12
-
-
 def test_a_page_that_is_not_read_in_time_is_an_error_and_leaves_nothing_behind():
     before = children()
     with PageParser(num_processes=1) as parser:
