@@ -15,8 +15,6 @@ import contextlib
 import json
 import math
 import os
-import platform
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +24,9 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .zygote import SandboxError, Zygote, python_paths, start_zygote
+from .program_replies import Limits, read_reply
+from .python_session import PythonSession
+from .zygote import SandboxError, Zygote, numerical_libraries, python_paths, start_zygote
 
 _REPLY_S = 15.0  # how much later than the deadline a reply may come on a busy machine
 
@@ -40,16 +40,23 @@ class PythonSandbox:
     **Covered** where the kernel allows namespaces to users (what it allows here: [`sandbox_report`]): no network, not
     even loopback; a read-only file system that holds the system's programs and this Python alone, with a private
     `/tmp` in memory that is gone after the call; no view of other processes, no signals to them, and none left behind;
-    no privileges. **Covered** on every Linux: wall-clock and CPU time, memory, file size, open files and processes;
-    output; an empty environment; no standard input; if this process is root, the program is not. Without namespaces
-    the network is open, and files can be read as far as permissions go, and written if this process is not root.
+    no privileges. **Covered** where it allows seccomp: none of the calls by which a program could trace or read other
+    processes, mount, load code into the kernel, reach other kinds of sockets or await connections, or use what is
+    large and young (bpf, io_uring, userfaultfd, perf, keys, new namespaces); calls of another architecture end the
+    program. **Covered** on every Linux: wall-clock and CPU time, memory, file size, open files and processes; output;
+    an empty environment; no standard input; if this process is root, the program is not. Without namespaces the
+    network is open, and files can be read as far as permissions go, and written if this process is not root.
 
-    **Not covered**: faults of the kernel itself (there is no seccomp filter and no virtual machine: code that must not
-    be trusted at all belongs in one); memory summed over the processes that one program starts, which is bounded by
-    `memory_mb` times `max_processes`; timing side channels; whatever lies below Python's installation prefixes, which
-    is readable. Without namespaces, the limit on processes counts all of the account's where this process is not root;
-    where it is, and nobody else may enter the directory of its Python, programs can import little more than `preload`
-    and the usual modules.
+    **Not covered**: faults of the kernel in the calls that programs do need (there is no virtual machine: code that
+    must not be trusted at all belongs in one); memory summed over the processes that one program starts, which is
+    bounded by `memory_mb` times `max_processes`; timing side channels; whatever lies below Python's installation
+    prefixes, which is readable. Without namespaces, the limit on processes counts all of the account's where this
+    process is not root; where it is, and nobody else may enter the directory of its Python, programs can import little
+    more than `preload` and the usual modules.
+
+    This does what `bubblewrap` does, with a fork per call where that starts a program. Where the kernel denies
+    namespaces to users, a `bwrap` with the set-user-ID bit could still provide them, but distributions whose kernels
+    allow them (Debian 12, for one) install it without that bit: it is not called.
 
     Args:
         timeout_s (`float`, *optional*, defaults to `10.0`):
@@ -57,7 +64,7 @@ class PythonSandbox:
         cpu_s (`float`, *optional*):
             CPU seconds of each process, rounded up; `timeout_s` by default.
         memory_mb (`int`, *optional*, defaults to `512`):
-            Address space of each process, in MB.
+            Address space of each process, in MB, beside what the interpreter and `preload` occupy.
         disk_mb (`int`, *optional*, defaults to `16`):
             Largest file, and where the file system is private, all files together, in MB.
         max_output_bytes (`int`, *optional*, defaults to `100_000`):
@@ -88,12 +95,10 @@ class PythonSandbox:
     ):
         if sys.platform != "linux":
             raise OSError(f"PythonSandbox needs Linux, this is {sys.platform}; pass a tool of your own instead.")
-        self._cpu_s = timeout_s if cpu_s is None else cpu_s
-        numbers = [timeout_s, self._cpu_s, memory_mb, disk_mb, max_output_bytes, max_processes]
+        self.limits = Limits(timeout_s, timeout_s if cpu_s is None else cpu_s, memory_mb, max_output_bytes)
+        numbers = [timeout_s, self.limits.cpu_s, memory_mb, disk_mb, max_output_bytes, max_processes]
         if min(numbers) <= 0:
             raise ValueError(f"Every limit of PythonSandbox must be positive, got {numbers}.")
-        self._timeout_s = timeout_s
-        self._memory_mb = memory_mb
         self._settings: dict[str, Any] = {
             "timeout_s": timeout_s,
             "disk_mb": disk_mb,
@@ -102,7 +107,7 @@ class PythonSandbox:
             "preload": list(preload),
             "namespaces": namespaces,
             "limits": {
-                "CPU": math.ceil(self._cpu_s),
+                "CPU": math.ceil(self.limits.cpu_s),
                 "AS": memory_mb << 20,
                 "FSIZE": disk_mb << 20,
                 "NOFILE": 256,
@@ -139,20 +144,45 @@ class PythonSandbox:
             TimeoutError: If the program ran too long.
             SandboxError: If it used too much memory or printed too much, or if its process was lost.
         """
-        with self._call() as (connection, zygote), self._private_directory(zygote.report) as directory:
+        connection, zygote = self._connect(b"call")
+        with connection, self._private_directory(zygote.report) as directory:
             request = json.dumps({"code": code, "directory": directory}).encode()
             try:
                 connection.sendall(request)
                 connection.shutdown(socket.SHUT_WR)
                 reply = _read_all(connection)
             except TimeoutError:
-                raise TimeoutError(f"the program did not end within {self._timeout_s:g} s") from None
+                raise TimeoutError(f"the program did not end within {self.limits.timeout_s:g} s") from None
             except OSError:  # the peer is gone
                 reply = b""
         if not reply:
             self._discard_if_dead(zygote)
             raise SandboxError("the process of the program was lost; run it again")
-        return self._read(json.loads(reply))
+        return read_reply(json.loads(reply), self.limits)
+
+    def session(self) -> PythonSession:
+        """
+        Open a session, whose variables and files stay from call to call.
+
+        Returns:
+            [`PythonSession`]:
+                A session of its own; close it when it is not needed any more.
+        """
+        return PythonSession(self)
+
+    def connect(self, kind: bytes) -> socket.socket:
+        """
+        Connect to a process of its own; for what is built on this class.
+
+        Args:
+            kind (`bytes`):
+                `b"call"` or `b"session"`.
+
+        Returns:
+            `socket.socket`:
+                The connection; closing it ends the process.
+        """
+        return self._connect(kind)[0]
 
     def close(self) -> None:
         """Stop the sandbox's process, and every program with it. A later call starts a new one."""
@@ -165,43 +195,23 @@ class PythonSandbox:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read(self, reply: dict[str, Any]) -> str:
-        """The text of a reply, or the error that it stands for."""
-        if reply["reason"] == "timeout":
-            raise TimeoutError(f"the program ran longer than {self._timeout_s:g} s and was stopped")
-        if reply["reason"] == "output":
-            limit = self._settings["max_output_bytes"]
-            raise SandboxError(f"the program printed more than {limit} bytes and was stopped; print less")
-        if reply["reason"] == "memory":
-            raise SandboxError(f"the program used more than {self._memory_mb} MB of memory")
-        if reply["reason"] == "error":
-            raise SandboxError(f"the program could not be started: {reply['output']}")
-        text, code = reply["output"], reply["code"]
-        if code == -signal.SIGXCPU:
-            raise TimeoutError(f"the program used more than {self._cpu_s:g} s of CPU time and was stopped")
-        if text and not text.endswith("\n"):
-            text += "\n"
-        if code < 0:
-            text += f"(the program was ended by {signal.Signals(-code).name})\n"
-        elif code > 1 or (code == 1 and not text):
-            text += f"(the program ended with exit code {code})\n"
-        return text or "(no output; print what you want to see)\n"
-
-    @contextlib.contextmanager
-    def _call(self) -> Iterator[tuple[socket.socket, Zygote]]:
-        """A connection to a process that was forked for one call."""
+    def _connect(self, kind: bytes) -> tuple[socket.socket, Zygote]:
+        """A connection to a process that was forked for one call or one family of sessions."""
         mine, theirs = socket.socketpair()
-        with mine:
-            mine.settimeout(self._timeout_s + _REPLY_S)
+        mine.settimeout(self.limits.timeout_s + _REPLY_S)
+        try:
             with theirs, self._lock:
                 zygote = self._running_zygote()
                 try:
-                    socket.send_fds(zygote.control, [b"call"], [theirs.fileno()])
+                    socket.send_fds(zygote.control, [kind], [theirs.fileno()])
                 except OSError:  # it died; nothing has been run yet, so that a second try repeats nothing
                     self._discard()
                     zygote = self._running_zygote()
-                    socket.send_fds(zygote.control, [b"call"], [theirs.fileno()])
-            yield mine, zygote
+                    socket.send_fds(zygote.control, [kind], [theirs.fileno()])
+        except (OSError, SandboxError):
+            mine.close()
+            raise
+        return mine, zygote
 
     @contextlib.contextmanager
     def _private_directory(self, report: dict[str, bool]) -> Iterator[str]:
@@ -248,13 +258,14 @@ def make_python_tool(sandbox: PythonSandbox | None = None) -> Callable[[str], st
 
     Args:
         sandbox ([`PythonSandbox`], *optional*):
-            Where programs run; one with the default limits if not given.
+            Where programs run. If not given, one with the default limits, in which `numpy` and `sympy` are loaded
+            already where they are installed.
 
     Returns:
         `Callable[[str], str]`:
             A function named `python`.
     """
-    runner = PythonSandbox() if sandbox is None else sandbox
+    runner = PythonSandbox(preload=numerical_libraries()) if sandbox is None else sandbox
 
     def python(code: str) -> str:
         """
@@ -269,28 +280,3 @@ def make_python_tool(sandbox: PythonSandbox | None = None) -> Callable[[str], st
         return runner.run(code)
 
     return python
-
-
-def sandbox_report(sandbox: PythonSandbox | None = None) -> dict[str, str | bool]:
-    """
-    Say what this machine enforces for programs in the sandbox.
-
-    Args:
-        sandbox ([`PythonSandbox`], *optional*):
-            The sandbox to ask; one with the default limits if not given.
-
-    Returns:
-        `dict[str, str | bool]`:
-            `network`, `filesystem` and `processes`: whether a program is cut off from the machine's; `account`:
-            whether it runs as nobody; `limits`: time, memory, output, always; `kernel`; and `summary`, a sentence.
-    """
-    with contextlib.ExitStack() as stack:
-        report = (sandbox or stack.enter_context(PythonSandbox())).report
-    open_ends = [name for name in ("network", "filesystem", "processes") if not report[name]]
-    summary = "Programs are cut off from network, file system and processes of this machine."
-    if open_ends:
-        summary = (
-            f"Programs run under limits, but are NOT cut off from this machine's {', '.join(open_ends)}: its kernel "
-            "does not allow the namespaces for that."
-        )
-    return {**report, "limits": True, "kernel": platform.release(), "summary": summary}

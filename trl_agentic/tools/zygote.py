@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
@@ -57,6 +58,11 @@ def python_paths() -> dict[str, Any]:
     paths = sorted({sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *packages})
     in_tmp = any(path.startswith("/tmp/") for path in paths)
     return {"packages": packages, "paths": paths, "directory": "/sandbox" if in_tmp else "/tmp"}
+
+
+def numerical_libraries() -> list[str]:
+    """Those of `numpy` and `sympy` that are installed."""
+    return [name for name in ("numpy", "sympy") if importlib.util.find_spec(name) is not None]
 
 
 def start_zygote(settings: dict[str, Any]) -> Zygote:

@@ -18,6 +18,7 @@ NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 BIND, RECURSIVE, PRIVATE, DETACH = 4096, 16384, 1 << 18, 2
 NO_SUID, NO_DEVICES = 2, 4
 SET_DEATH_SIGNAL, SET_DUMPABLE, DROP_BOUNDING, SET_SUBREAPER, NO_NEW_PRIVILEGES = 1, 4, 24, 36, 38
+CAP_SYS_CHROOT, CAP_SYS_ADMIN = 18, 21
 MOUNT_SETATTR = 442  # the same number on every architecture; since Linux 5.12
 SYSTEM_PATHS = "/usr /bin /sbin /lib /lib32 /lib64 /nix/store /etc/ld.so.cache /etc/localtime".split()
 DEVICES = "/dev/null /dev/zero /dev/full /dev/random /dev/urandom".split()
@@ -36,9 +37,14 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def enter(namespace: int, kind: int) -> None:
+    """Move this process into the namespace of a file descriptor, whose kind is one of the `NEW_*` flags."""
+    _check(_libc.setns(namespace, kind), "setns")
+
+
 def rejoin_pids(namespace: int) -> None:
     """Let the next children be born in the PID namespace of a file descriptor again."""
-    _check(_libc.setns(namespace, NEW_PIDS), "setns")
+    enter(namespace, NEW_PIDS)
 
 
 def control(option: int, value: int) -> None:
@@ -62,14 +68,20 @@ def map_accounts(process: str, uids: str, gids: str, deny_groups: bool) -> None:
             file.write(text)
 
 
-def drop_capabilities() -> None:
-    """Give up every capability of this process and of all that it will ever start."""
+def hide_proc() -> None:
+    """Put an empty directory in the place of `/proc`."""
+    mount("tmpfs", "/proc", "tmpfs", NO_SUID, "size=4k,mode=0555")
+
+
+def drop_capabilities(kept: tuple[int, ...] = ()) -> None:
+    """Give up every capability of this process but those `kept`, and all of what it will ever execute."""
     capability = 0
     while _libc.prctl(DROP_BOUNDING, ctypes.c_ulong(capability), 0, 0, 0) == 0:
         capability += 1
     control(NO_NEW_PRIVILEGES, 1)
+    mask = sum(1 << number for number in kept)  # all below 32
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)(mask, mask)), "capset")
 
 
 def may_become(uid: int) -> bool:

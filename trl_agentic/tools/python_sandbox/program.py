@@ -13,7 +13,7 @@ import threading
 import types
 from typing import Any
 
-EXIT_OUT_OF_MEMORY = 86
+EXIT_OUT_OF_MEMORY, EXIT_NOT_STARTED = 86, 87
 
 
 def show_error(kind: type[BaseException], error: BaseException | None, trace: types.TracebackType | None) -> None:
@@ -52,20 +52,35 @@ def show_last_error(*failed: Any) -> None:
     leave(1)
 
 
-def run_program(code: str) -> None:
-    """Run the code as `__main__`, and show the value of its last expression as an interactive session does."""
+def open_output() -> None:
+    """Let everything that is printed go to descriptor 1, as it is written."""
     output = io.FileIO(1, "w", closefd=False)
     stream = io.TextIOWrapper(io.BufferedWriter(output), "utf-8", "backslashreplace", line_buffering=True)
     sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = stream  # type: ignore[misc]
-    sys.excepthook = show_last_error
+
+
+def prepare_main() -> types.ModuleType:
+    """A fresh module `__main__`, in an interpreter set up as programs expect it."""
     threading.excepthook = lambda failed: show_error(failed.exc_type, failed.exc_value, failed.exc_traceback)
     sys.argv = [""]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # elsewhere the module `site` adds them
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
+    return main
+
+
+def execute(code: str, main: types.ModuleType) -> None:
+    """Run code in a module, and show the value of its last expression as an interactive session does."""
     tree = ast.parse(code, "<python>")
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, "<python>", "exec"), vars(main))
     if isinstance(last, ast.Expr):
         sys.displayhook(eval(compile(ast.Expression(last.value), "<python>", "eval"), vars(main)))
+
+
+def run_program(code: str) -> None:
+    """Run the code as `__main__`, and end the process."""
+    open_output()
+    sys.excepthook = show_last_error
+    execute(code, prepare_main())
     leave(0)

@@ -1,0 +1,287 @@
+"""
+The keeper of a family of sessions: one that was opened, and all that were forked from it.
+
+It is PID 1 of the family's PID namespace and never runs a program's code. A session is at any time a *point*: a
+process that has run the calls so far and is stopped, and the files it left. A call forks that process, gives the fork
+a copy of the files, and runs the code there. If it comes to its end, the fork is the session's new point, and the old
+one is dropped unless another session stands there; if not (time, memory, a crash, `os._exit`), the fork is dropped,
+and the session stands where it stood. So forking a session costs nothing: it is one more session at the same point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import kernel, session
+from .family import Family, Point, Running, Session
+from .isolation import Isolation
+from .messages import receive, send
+from .opening import open_family
+from .program import EXIT_OUT_OF_MEMORY
+from .questions import answer
+from .streams import drain, kill, reap
+
+_PASS_CREDENTIALS = 16  # SO_PASSCRED: each message says who sent it
+_CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
+
+
+class Keeper:
+    """
+    Keeps one family.
+
+    Args:
+        isolation ([`Isolation`]):
+            What is granted here.
+        owner (`socket.socket`):
+            Connection to the first session's owner.
+    """
+
+    def __init__(self, isolation: Isolation, owner: socket.socket):
+        self._isolation = isolation
+        self._settings = isolation.settings
+        self._family = Family(isolated=False)
+        self._poller = select.poll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._copy: Callable[..., Any]
+        self._first = owner
+
+    def serve(self) -> None:
+        """Serve the sessions until the last one is closed. Never returns."""
+        kernel.control(kernel.SET_DEATH_SIGNAL, signal.SIGKILL)
+        kernel.control(kernel.SET_SUBREAPER, 1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the zygote ignores it
+        request, _ = receive(self._first)
+        try:
+            opened = open_family(self._isolation, request["directory"])
+        except OSError as error:
+            send(self._first, reason="error", output=str(error))
+            os._exit(0)
+        self._copy = opened.copy
+        self._family.isolated = opened.listener is not None
+        if opened.listener is not None:
+            self._handle(opened.listener, lambda event: self._answer(opened.listener, event))
+        self._watch_children()
+        self._admit(self._first, opened.point)
+        send(self._first, reason="open", isolated=self._family.isolated)
+        while self._family.sessions:
+            ready = self._poller.poll(self._family.seconds_left() * 1000 + 1)
+            for descriptor, event, handler in [(number, event, self._handlers[number]) for number, event in ready]:
+                if self._handlers.get(descriptor) is handler:  # else it was closed by one before it
+                    handler(event)
+            for running in self._family.expired():
+                self._fail(running, "timeout")
+        os._exit(0)
+
+    def _watch_children(self) -> None:
+        wakeup, wakeup_end = os.pipe()
+        os.set_blocking(wakeup, False)
+        os.set_blocking(wakeup_end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
+
+        def bury(event: int) -> None:
+            os.read(wakeup, 512)
+            for process, status in reap().items():
+                self._bury(process, status)
+
+        self._handle(wakeup, bury)
+
+    def _handle(self, descriptor: int, handler: Callable[[int], None]) -> None:
+        self._handlers[descriptor] = handler
+        self._poller.register(descriptor, select.POLLIN)
+
+    def _forget(self, descriptor: int) -> None:
+        if self._handlers.pop(descriptor, None) is not None:
+            self._poller.unregister(descriptor)
+
+    def _answer(self, listener: int, event: int) -> None:
+        if event & select.POLLIN:
+            answer(listener)
+        else:  # nobody is left who could ask
+            self._forget(listener)
+
+    # What owners ask for.
+
+    def _admit(self, owner: socket.socket, point: Point) -> None:
+        member = Session(owner, point)
+        self._family.sessions.append(member)
+        self._handle(owner.fileno(), lambda event: self._listen_to(member))
+
+    def _listen_to(self, member: Session) -> None:
+        try:
+            request, descriptors = receive(member.owner)
+        except (OSError, EOFError):
+            self._drop(member)
+            return
+        if request["what"] == "close":
+            self._drop(member, reply=True)
+        elif request["what"] == "fork":
+            member.point.sessions += 1
+            self._admit(socket.socket(fileno=descriptors[0]), member.point)
+            send(member.owner, reason="forked")
+        else:
+            self._run(member, request["code"])
+
+    def _drop(self, member: Session, reply: bool = False) -> None:
+        if member.running is not None:
+            self._discard(member.running)
+        self._family.sessions.remove(member)
+        self._release(member.point)
+        self._forget(member.owner.fileno())
+        if reply:
+            with contextlib.suppress(OSError):
+                send(member.owner, reason="closed")
+        member.owner.close()
+
+    def _release(self, point: Point) -> None:
+        point.sessions -= 1
+        if point.sessions > 0:
+            return
+        kill(point.process)
+        point.control.close()
+        if point.files is not None:
+            self._family.end_processes(point.files, point.process, spare_root=False)
+            point.files.remove()
+
+    # A call.
+
+    def _run(self, member: Session, code: str) -> None:
+        """Fork the session's process for a call; how it goes on is decided as news arrive."""
+        point = member.point
+        if point.ended:
+            send(member.owner, reason="lost")
+            return
+        try:
+            files = point.files if self._may_reuse(point) else self._copy(point.files)
+        except OSError as error:
+            send(member.owner, reason="error", output=str(error), kept=False)
+            return
+        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.setsockopt(socket.SOL_SOCKET, _PASS_CREDENTIALS, 1)
+        output, output_end = os.pipe()
+        os.set_blocking(output, False)
+        running = Running(member, control, files, output, time.monotonic() + self._settings["timeout_s"])
+        member.running = running
+        self._handle(control.fileno(), lambda event: self._hear(running))
+        self._handle(output, lambda event: self._collect(running))
+        description = self._family.describe(point, files)
+        content = os.memfd_create("call", os.MFD_CLOEXEC)
+        with theirs, open(content, "wb") as file:
+            file.write(json.dumps({"code": code, **description}).encode())
+            file.flush()
+            descriptors = [theirs.fileno(), output_end, content]
+            self._family.limit_processes(point.process, self._settings["max_processes"])
+            point.forking += 1
+            kill(point.process, signal.SIGCONT)
+            with contextlib.suppress(OSError):  # it has just ended: then nobody will answer
+                socket.send_fds(
+                    point.control, [b"fork"], descriptors if files.mounts is None else [*descriptors, files.mounts]
+                )
+        os.close(output_end)
+
+    def _may_reuse(self, point: Point) -> bool:
+        """Without private mounts a copy lies at another path, so that files are copied for forks alone."""
+        return not self._family.isolated and point.sessions == 1
+
+    def _hear(self, running: Running) -> None:
+        """Read a message of a session's process. It may say anything."""
+        try:
+            message, ancillary, _, _ = running.control.recvmsg(session.LONGEST_MESSAGE, _CREDENTIALS_SPACE)
+        except OSError:
+            message, ancillary = b"", []
+        done = session.DONE.fullmatch(message)
+        if running.process is None:
+            self._settle(running, int.from_bytes(ancillary[0][2][:4], "little") if message == b"here" else None)
+        elif done is not None:
+            self._finish(running, int(done[1]))
+        elif message:
+            self._fail(running, "error", output="its process sent a message that is none")
+        else:  # closed; if it has not ended already, it will when its code does
+            self._forget(running.control.fileno())
+
+    def _settle(self, running: Running, process: int | None) -> None:
+        """The fork is there: stop what it was forked from, and let it begin."""
+        self._pause(running)
+        if process is None or not self._family.is_new(process, running.files):
+            self._fail(running, "error", output="its process could not be forked")
+            return
+        running.process = process
+        self._family.limit_processes(process, self._settings["max_processes"])
+        with contextlib.suppress(OSError):
+            running.control.send(b"go")
+
+    def _pause(self, running: Running) -> None:
+        """One fork less is waited for: when it was the last, the process it comes from has nothing to do."""
+        point = running.session.point
+        running.settled = True
+        point.forking -= 1
+        if point.forking == 0:
+            kill(point.process, signal.SIGSTOP)
+
+    def _collect(self, running: Running) -> None:
+        is_open = drain(running.output, running.text, self._settings["max_output_bytes"])
+        if len(running.text) > self._settings["max_output_bytes"]:
+            self._fail(running, "output")
+        elif not is_open:
+            self._forget(running.output)
+
+    def _finish(self, running: Running, code: int) -> None:
+        """The code came to its end: from now on the session stands here."""
+        assert running.process is not None
+        kill(running.process, signal.SIGSTOP)
+        self._family.end_processes(running.files, running.process, spare_root=True)
+        drain(running.output, running.text, self._settings["max_output_bytes"])
+        member = running.session
+        old, member.point = member.point, Point(running.process, running.control, running.files)
+        if old.files is running.files:
+            old.files = None  # the new point's now
+        self._close(running)
+        reason = "output" if len(running.text) > self._settings["max_output_bytes"] else "exit"
+        self._reply(running, reason, code, kept=True)
+        self._release(old)
+
+    def _fail(self, running: Running, reason: str, code: int = 0, output: str | None = None) -> None:
+        """The code did not come to its end: the session stands where it stood."""
+        self._discard(running)
+        self._reply(running, reason, code, kept=False, output=output)
+
+    def _discard(self, running: Running) -> None:
+        if not running.settled:
+            self._pause(running)
+        if running.process is not None:
+            kill(running.process)
+        self._family.end_processes(running.files, running.process, spare_root=False)
+        self._close(running)
+        running.control.close()
+        if running.files is not running.session.point.files:
+            running.files.remove()
+
+    def _close(self, running: Running) -> None:
+        running.session.running = None
+        self._forget(running.control.fileno())
+        self._forget(running.output)
+        os.close(running.output)
+
+    def _reply(self, running: Running, reason: str, code: int, kept: bool, output: str | None = None) -> None:
+        text = running.text.decode("utf-8", "replace") if output is None else output
+        with contextlib.suppress(OSError):
+            send(running.session.owner, reason=reason, code=code, output=text, kept=kept)
+
+    def _bury(self, process: int, status: int) -> None:
+        """A process has ended: that of a running call, of a point, or an orphan."""
+        for member in self._family.sessions:
+            if member.point.process == process:
+                member.point.ended = True
+            running = member.running
+            if running is not None and running.process == process:
+                drain(running.output, running.text, self._settings["max_output_bytes"])
+                code = os.waitstatus_to_exitcode(status)
+                self._fail(running, "memory" if code == EXIT_OUT_OF_MEMORY else "exit", code)
