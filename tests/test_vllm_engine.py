@@ -178,13 +178,13 @@ def test_settings_become_vllms():
     settings = SamplingSettings(0.6, 0.95, 20, 0.05, 1.1, (STOP,), (1, 7), {"min_tokens": 3, "extra_args": {"own": 1}})
     params = sampling_params(settings, 9, "key")
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.6, 0.95, 20, 0.05)
-    assert (params.repetition_penalty, params.stop, params.stop_token_ids) == (1.1, [STOP], [1, 7])
+    assert (params.repetition_penalty, params.stop, params.stop_token_ids) == (1.1, [], [1, 7])
     assert (params.max_tokens, params.min_tokens, params.logprobs) == (9, 3, 0)
-    assert (params.output_kind, params.detokenize) == (RequestOutputKind.DELTA, True)
+    assert (params.output_kind, params.detokenize) == (RequestOutputKind.DELTA, False)
     assert params.extra_args == {"own": 1, EXTRA_ARG: "key"}
 
 
-def test_text_is_decoded_only_to_look_for_stop_texts():
+def test_vllm_decodes_no_text():
     params = sampling_params(SamplingSettings(), 9, None)
     assert (params.detokenize, params.extra_args, params.ignore_eos) == (False, None, True)
 

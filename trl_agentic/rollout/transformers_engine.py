@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import torch
 from transformers import (
@@ -21,6 +22,7 @@ from transformers import (
 from ..algorithms.entropy import token_entropies
 from .admission import check_request
 from .engine import Event, FinishReason, Request, SamplingSettings
+from .stop_texts import StopTexts
 
 
 @dataclass
@@ -89,7 +91,7 @@ class TransformersEngine:
     ):
         self.max_model_length: int = max_model_length or model.config.get_text_config().max_position_embeddings
         self._model = model
-        self._tokenizer = tokenizer
+        self._stop_texts = cache(partial(StopTexts, tokenizer))
         self._generator = generator
         self._waiting: dict[str, Request] = {}
         self._cohorts: list[_Cohort] = []
@@ -197,7 +199,7 @@ class TransformersEngine:
 
     def _finish_reason(self, row: _Row) -> FinishReason | None:
         settings, sampled = row.request.sampling, row.sampled
-        if sampled[-1] in settings.stop_token_ids or ends_with_stop_text(self._tokenizer, sampled, settings.stop):
+        if sampled[-1] in settings.stop_token_ids or self._stop_texts(settings.stop).find(sampled, 1):
             return "stop"
         return "length" if len(sampled) == row.request.max_tokens else None
 
@@ -211,16 +213,6 @@ def keep_rows(cohort: _Cohort, going: list[int]) -> None:
         cohort.attention_mask = cohort.attention_mask[going]
         cohort.logits = cohort.logits[going]
         cohort.cache.batch_select_indices(torch.tensor(going, device=cohort.attention_mask.device))
-
-
-def ends_with_stop_text(tokenizer: PreTrainedTokenizerBase, sampled: list[int], stop: tuple[str, ...]) -> bool:
-    """Whether the last token completed a stop text; tokens are a byte or more each, so it lies in a short tail."""
-    if not stop:
-        return False
-    # One token more, since some tokenizers drop the space in front of the first.
-    tail = sampled[-1 - max(len(text.encode()) for text in stop) :]
-    text = tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    return any(ending in text for ending in stop)
 
 
 def sample_tokens(

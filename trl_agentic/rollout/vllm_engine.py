@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache, partial
 from importlib.metadata import entry_points
 from itertools import count
 from typing import Any
@@ -18,10 +19,21 @@ from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 
 from .admission import check_request
 from .engine import Event, FinishReason, Request, SamplingSettings
+from .stop_texts import StopTexts
 from .vllm_entropy import EXTRA_ARG, PROCESSOR, STORE
 
 RESERVED_OPTIONS = frozenset(
-    {"n", "seed", "logprobs", "prompt_logprobs", "detokenize", "output_kind", "skip_special_tokens", "stream_interval"}
+    {
+        "n",
+        "seed",
+        "stop",
+        "logprobs",
+        "prompt_logprobs",
+        "detokenize",
+        "output_kind",
+        "skip_special_tokens",
+        "stream_interval",
+    }
 )
 """Sampling options that the engine sets itself, or that would make the requests of a group equal (`seed`)."""
 
@@ -71,7 +83,8 @@ class _Running:
 
     internal_id: str
     entropy_key: str | None
-    num_tokens: int = 0
+    stop: tuple[str, ...]
+    sampled: list[int] = field(default_factory=list)
 
 
 class VLLMEngine:
@@ -101,6 +114,7 @@ class VLLMEngine:
             )
         self._llm = llm
         self._with_entropies = with_entropies
+        self._stop_texts = cache(partial(StopTexts, llm.get_tokenizer()))
         self._running: dict[str, _Running] = {}
 
     @property
@@ -130,7 +144,7 @@ class VLLMEngine:
         internal_id = self._llm.llm_engine.add_request(request.id, prompt, params)
         if entropy_key is not None:
             STORE.open(entropy_key)
-        self._running[request.id] = _Running(internal_id, entropy_key)
+        self._running[request.id] = _Running(internal_id, entropy_key, request.sampling.stop)
 
     def poll(self) -> list[Event]:
         """One step of vLLM: at most one new token for every running request; `[]` when nothing is in flight."""
@@ -162,25 +176,27 @@ class VLLMEngine:
     def _event(self, output: RequestOutput) -> Event:
         running = self._running[output.request_id]
         completion = output.outputs[0]
-        token_ids = tuple(completion.token_ids)
+        token_ids, logprobs = tuple(completion.token_ids), sampled_logprobs(completion)
+        reason = finish_reason(completion) if output.finished else None
+        first = len(running.sampled)
+        running.sampled.extend(token_ids)
+        if running.stop and (end := self._stop_texts(running.stop).find(running.sampled, len(token_ids))):
+            token_ids, logprobs, reason = token_ids[: end - first], logprobs[: end - first], "stop"
         entropies = None
         if running.entropy_key is not None:
-            entropies = STORE.take(running.entropy_key, running.num_tokens, len(token_ids))
-        running.num_tokens += len(token_ids)
-        reason: FinishReason | None = None
-        if output.finished:
-            reason = finish_reason(completion)
+            entropies = STORE.take(running.entropy_key, first, len(token_ids))
+        if reason is not None:
+            if not output.finished:
+                self._llm.llm_engine.abort_request([running.internal_id], internal=True)
             self._forget(output.request_id)
-        event = Event(
+        return Event(
             request_id=output.request_id,
             token_ids=token_ids,
-            logprobs=sampled_logprobs(completion),
+            logprobs=logprobs,
             entropies=entropies,
             finish_reason=reason,
             num_cached_tokens=output.num_cached_tokens,
         )
-        assert len(event.logprobs) == len(token_ids), f"{len(event.logprobs)} log-probs for {len(token_ids)} tokens"
-        return event
 
     def _forget(self, request_id: str) -> None:
         running = self._running.pop(request_id)
@@ -218,12 +234,10 @@ def sampling_params(settings: SamplingSettings, max_tokens: int, entropy_key: st
         "top_k": settings.top_k,
         "min_p": settings.min_p,
         "repetition_penalty": settings.repetition_penalty,
-        "stop": list(settings.stop),
         "stop_token_ids": list(settings.stop_token_ids),
-        "include_stop_str_in_output": True,
         "ignore_eos": True,
         "skip_special_tokens": False,
-        "detokenize": bool(settings.stop),
+        "detokenize": False,  # stop texts are ours to find
         "max_tokens": max_tokens,
         "logprobs": 0,
         "output_kind": RequestOutputKind.DELTA,
