@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import re
@@ -226,6 +227,45 @@ def test_a_fork_that_hangs_is_cut_at_the_deadline_and_the_rollout_ends():
     (lost,) = [content for content in contents if content != "1"]
     assert "its state is lost: copying it at the branch point did not end within 0.5 s" in lost
     assert [trajectory.status for trajectory in run.trees[0].trajectories] == [Status.FINISHED] * 3
+
+
+def test_a_fork_that_fails_is_read_by_the_model_and_costs_its_branch_alone():
+    class Full(Forked):
+        forks = 0
+
+        def fork(self):
+            Full.forks += 1
+            if Full.forks == 2:
+                raise MemoryError("no room")
+            return _fork(self)
+
+    run = Run(counts_then_answers(1), counting(Full), size=3)
+    first, second, third = (trajectory.results[0].content for trajectory in run.trees[0].trajectories)
+    assert first == third == "1"
+    assert "its state is lost: copying it at the branch point failed with MemoryError: no room" in second
+
+
+def test_async_environments_stay_on_one_event_loop_when_they_are_replayed():
+    class Connected(Copied):
+        def __init__(self):
+            self.lock = threading.Lock()
+            self.loop = None
+
+        async def search(self, query: str) -> str:
+            """
+            Add to the counter.
+
+            Args:
+                query: How much.
+            """
+            self.loop = self.loop or asyncio.get_running_loop()
+            assert self.loop is asyncio.get_running_loop(), "a connection is bound to its loop"
+            return self.add(int(query)).removeprefix("now ")
+
+    run = Run(counts_then_answers(3), Connected, branching(), size=6, workers=2)
+    for trajectory, state, start in run.rows():
+        assert [result.content for result in trajectory.results] == own_count(trajectory, start) == ["1", "3", "6"]
+        assert state.made_by == "replay"
 
 
 def test_a_call_that_hangs_loses_the_state_for_its_rollout_alone():

@@ -364,6 +364,20 @@ def test_a_reset_that_fails_costs_its_prompt_and_no_more(tmp_path, caplog):
     assert "1 of 2 environments could not be set up" in caplog.text and "no server" in caplog.text
 
 
+def test_an_environment_that_will_not_close_is_given_up(tmp_path):
+    class Stubborn(Shelf):
+        closings = 0
+
+        def close(self):
+            Stubborn.closings += 1
+            raise OSError("busy")
+
+    ours = environment_trainer(tmp_path, Stubborn)
+    score(ours)
+    assert Stubborn.closings == 8 + 2  # those of the rows, and the two that were reset
+    assert not ours._rewards_per_func.isnan().any()
+
+
 def test_a_reset_that_always_fails_stops_the_run_at_once(tmp_path):
     class Hopeless(Shelf):
         def reset(self, **row):

@@ -185,7 +185,7 @@ class ToolState:
             self.environment = self.origin.factory()
             # An environment may keep and change what it is given.
             self.observation = self.environment.reset(**copy.deepcopy(dict(self.origin.row)))
-        self.objects = fork_all({id(tool.__self__): tool.__self__ for tool in self.origin.tools})
+        self.objects = fork_all({id(owner): owner for owner in map(_owner, self.origin.tools)})
         self.made_by = "reset"
         self.fork_s = time.perf_counter() - start
 
@@ -199,11 +199,17 @@ class ToolState:
     def _bound(self, name: str) -> Callable[..., Any]:
         for tool in self.origin.tools:
             if tool.__name__ == name:
-                return MethodType(tool.__func__, self.objects[id(tool.__self__)])  # type: ignore[attr-defined]
+                assert isinstance(tool, MethodType)
+                return MethodType(tool.__func__, self.objects[id(tool.__self__)])
         return getattr(self.environment, name)
 
     def _stateful(self, results: Sequence[ToolResult]) -> list[ToolResult]:
         return [result for result in results if result.call.name in self._names and result.status in EXECUTED]
+
+
+def _owner(tool: Callable[..., Any]) -> Any:
+    assert isinstance(tool, MethodType), f"{tool!r} is no stateful tool"
+    return tool.__self__
 
 
 def can_fork(owner: Any) -> bool:

@@ -278,13 +278,17 @@ def _own_reward(kind: type) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(inspect.getattr_static(kind, "get_reward")):
 
         async def get_reward_async(environments: list[Any], **kwargs: Any) -> list[float | None]:
-            return [await each.get_reward() if type(each) is kind else None for each in environments]
+            return [await each.get_reward() if _is_exactly(each, kind) else None for each in environments]
 
         get_reward_async.__name__ = kind.__name__
         return get_reward_async
 
     def get_reward(environments: list[Any], **kwargs: Any) -> list[float | None]:
-        return [each.get_reward() if type(each) is kind else None for each in environments]
+        return [each.get_reward() if _is_exactly(each, kind) else None for each in environments]
 
     get_reward.__name__ = kind.__name__
     return get_reward
+
+
+def _is_exactly(environment: Any, kind: type) -> bool:
+    return type(environment) is kind  # as in TRL: a subclass that was registered too is scored once

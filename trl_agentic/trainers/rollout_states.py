@@ -24,7 +24,7 @@ class RolloutStates:
         runtime ([`~trl_agentic.tools.ToolRuntime`]):
             Runs what the user's classes do.
         args ([`ARPOConfig`]):
-            Its `rollout_timeout_s` bounds the time from the resets to the last fork, its `tool_timeout_s` each of them.
+            Its `rollout_timeout_s` bounds the time from the resets to the last fork, its `tool_timeout_s` each one.
 
     Attributes:
         roots (`list[ToolState | None]`):
