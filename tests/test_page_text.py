@@ -3,7 +3,6 @@
 import codecs
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
