@@ -1,7 +1,8 @@
-"""Tools an agent may call: the runtime that runs them, search, and sandboxed Python."""
+"""Tools an agent may call: the runtime that runs them, search, a browser, and sandboxed Python."""
 
 from .arpo_cache import import_arpo_cache
-from .cache import CacheKey, CachedResult, ReplayMiss, ResultCache
+from .browser import make_browser_tool
+from .cache import CachedResult, CacheKey, ReplayMiss, ResultCache
 from .dense_search import DenseSearch, TextEncoder
 from .executors import make_executor_tool, open_executor
 from .hybrid_search import HybridSearch
@@ -9,6 +10,8 @@ from .jobs import CallState
 from .json_api import ApiLimits, SearchError
 from .metrics import tool_metrics
 from .options import NoResult, ToolOptions, TransientToolError, tool_options
+from .page_fetch import PageError, PageFetcher
+from .page_reader import PageReader, ReaderError
 from .python import PythonSandbox, SandboxError, make_python_tool
 from .python_report import sandbox_report
 from .python_session import PythonEnvironment, PythonSession
@@ -29,10 +32,14 @@ __all__ = [
     "Document",
     "HybridSearch",
     "NoResult",
+    "PageError",
+    "PageFetcher",
+    "PageReader",
     "Passage",
     "PythonEnvironment",
     "PythonSandbox",
     "PythonSession",
+    "ReaderError",
     "ReplayMiss",
     "ResultCache",
     "SandboxError",
@@ -46,6 +53,7 @@ __all__ = [
     "TransientToolError",
     "cut_text",
     "import_arpo_cache",
+    "make_browser_tool",
     "make_executor_tool",
     "make_python_tool",
     "make_search_tool",

@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 
@@ -73,13 +74,15 @@ def make_browser_tool(
             [`ReaderError`] or [`TransientToolError`] with a message for the model.
 
     Raises:
-        ImportError: If a library of the extra `browser` is not installed.
+        ImportError: If a library of the extras `browser` and `search` is not installed.
         ValueError: If a limit is out of range.
     """
     limits = (("top_k", top_k), ("max_page_chars", max_page_chars), ("max_pdf_pages", max_pdf_pages))
     for name, value, least in (*((*limit, 1) for limit in limits), ("max_result_chars", max_result_chars, 200)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}.")
+    if importlib.util.find_spec("bm25s") is None:
+        raise ImportError("Finding passages in a page needs bm25s. Install it with `pip install trl-agentic[search]`.")
     fetcher = PageFetcher() if fetcher is None else fetcher
     parser = page_parser() if parser is None else parser
     version = f"{_VERSION}/{top_k}/{max_result_chars}/{max_page_chars}/{max_pdf_pages}/{reader and reader.version}"
