@@ -13,7 +13,7 @@ from typing import Literal
 
 import pytest
 
-from trl_agentic.tools import ToolRuntime, cut_text, result_text, tool_metrics
+from trl_agentic.tools import ToolRuntime, cut_text, result_text, tool_metrics, workers
 from trl_agentic.types import CallStatus, ToolCall, ToolResult
 
 
@@ -468,6 +468,20 @@ def test_asking_when_nothing_is_ready_costs_microseconds_with_thousands_of_calls
         while runtime.num_pending:
             turns += runtime.poll(wait_s=10.0)
     assert len(turns) == 5000
+
+
+def test_a_system_that_has_no_thread_to_give_is_asked_again(monkeypatch, caplog):
+    start, refusals = threading.Thread.start, iter([RuntimeError("can't start new thread")] * 3)
+
+    def start_later(thread):
+        if thread.name == "trl-agentic-tool-work" and (error := next(refusals, None)) is not None:
+            raise error
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    monkeypatch.setattr(workers, "_RESTART_S", 0.05)
+    assert run_one(echo, {"text": "late"}, timeout_s=20.0).content == "late"
+    assert "can't start new thread: 0 of 1 tool workers run, the rest is tried again." in caplog.text
 
 
 def test_a_turn_that_was_abandoned_is_not_mistaken_for_its_successor():

@@ -296,4 +296,4 @@ class ToolRuntime:
             done = {turn.key: turn for turn in turns if not turn.num_open and self._pending.get(turn.key) is turn}
             self._finished.extend(done.values())
             self._twins.leave(job)
-        self._changed.notify_all()
+        self._changed.notify_all()  # the pool takes it out of its lanes before it lets go of the lock
