@@ -5,9 +5,12 @@ import threading
 import time
 
 import pytest
+import torch
 from counting_environments import Copied, Forked, Moody, Replayed
 from datasets import Dataset
+from dialect_tokenizers import encode, smollm2
 from tiny import config, dataset, length_reward, scripted_engine, search, tiny_model_path, trainer
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 from word_tokenizer import ids, word_tokenizer, words
 
@@ -123,73 +126,97 @@ def test_reset_gets_the_row_and_its_answer_ends_the_prompt_of_the_whole_group(tm
     ]
 
 
-def test_prompts_rewards_and_reset_arguments_equal_those_of_trl(tmp_path, monkeypatch):
-    """TRL cannot run its tool loop with this tokenizer, but resets, prompts and rewards are the same functions."""
+def test_prompts_completions_masks_and_rewards_equal_those_of_trls_own_tool_loop(tmp_path, monkeypatch):
+    """Without branches and with an engine that repeats itself, tokens, masks, resets and rewards are TRL's."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    monkeypatch.setattr("trl.trainer.grpo_trainer.supports_tool_calling", lambda processing_class: True)
-    monkeypatch.setattr("trl.trainer.grpo_trainer.add_response_schema", lambda processing_class: processing_class)
-    monkeypatch.setattr("trl.trainer.grpo_trainer.is_chat_template_prefix_preserving", lambda tokenizer: True)
+    tokenizer = smollm2("qwen3")
+    call = encode(tokenizer, '<tool_call>\n{"name": "search", "arguments": {"query": "a"}}\n</tool_call><|im_end|>')
+    answer = encode(tokenizer, "It is \\boxed{b}.<|im_end|>")
+
+    def continued(token_ids):
+        """A question that ends with b asks twice, any other once."""
+        text = tokenizer.decode(token_ids)
+        asks = 2 if "what is b" in text else 1
+        return answer if text.count("<tool_response>") == asks else call
+
     resets = []
 
-    class Spied(Shelf):
+    class Spied(Copied):  # without `close`, which TRL takes for a tool
+        search = Shelf.search
+
         def reset(self, **row):
             resets.append(row)
-            return super().reset(**row)
+            super().reset()
+            return " need b"
 
-    ours = environment_trainer(tmp_path / "ours", Spied, length_reward)
-    prompts = []
-    generate = ours._generate
+    def model():
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True}
+        return Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **sizes, **heads))
 
-    def noting(given):
-        prompts.append(given)
-        return generate(given)
-
-    ours._generate = noting
-    score(ours)
-    our_resets, our_outputs = list(resets), ours._rewards_per_func
-    resets.clear()
-
+    options = {"max_completion_length": 256, "max_tool_calling_iterations": 5}
+    ours = ARPOTrainer(
+        model(),
+        character_reward,
+        config(tmp_path / "ours", tool_dialect="template", **options),
+        dataset(),
+        processing_class=tokenizer,
+        environment_factory=Spied,
+        engine=ScriptedEngine(lambda request: Script(tuple(continued(request.token_ids)))),
+    )
     arguments = {
         name: value
-        for name, value in vars(config(tmp_path / "theirs")).items()
+        for name, value in vars(config(tmp_path / "theirs", **options)).items()
         if name in GRPOConfig.__dataclass_fields__ and GRPOConfig.__dataclass_fields__[name].init
-    }
-    arguments |= {"generation_batch_size": None, "vllm_importance_sampling_cap": None}
+    } | {"generation_batch_size": None, "vllm_importance_sampling_cap": None}
     theirs = GRPOTrainer(
-        tiny_model_path(),
-        length_reward,
+        model(),
+        character_reward,
         GRPOConfig(**arguments),
         dataset(),
-        processing_class=word_tokenizer(),
+        processing_class=smollm2("qwen3"),
         environment_factory=Spied,
     )
-    rollout = ours._batch
-
-    def replayed(given):
-        prompts.append(given)
-        for environment, calls in zip(theirs.environments, rollout.extra_fields["rollout_calls"], strict=True):
-            for call in calls:
-                environment.search(**call["arguments"])
-        return (
-            rollout.prompt_ids,
-            rollout.completion_ids,
-            rollout.sampled_mask,
-            rollout.completions,
-            rollout.logprobs,
-            {},
-            None,
-            [],
-        )
-
-    theirs._generate = replayed
+    theirs._generate_single_turn = lambda prompt_ids, *_, **__: (
+        [list(continued(ids)) for ids in prompt_ids],
+        [[-1.0] * len(continued(ids)) for ids in prompt_ids],
+    )
     seen = []
-    calculate = theirs._calculate_rewards
-    theirs._calculate_rewards = lambda *given: seen.append(calculate(*given)) or seen[-1]
-    score(theirs)
-    assert prompts[0] == prompts[1]
-    assert our_resets == resets[::4]  # one for a group, where TRL resets one for each row
-    assert seen[0].equal(our_outputs) and ours.reward_func_names == theirs.reward_func_names
+    for each in (ours, theirs):
+        resets.clear()
+        outputs = spied(each)
+        score(each)
+        prompt_ids, completion_ids, mask, completions = outputs["generated"][:4]
+        texts = [[(turn["role"], turn.get("name")) for turn in completion] for completion in completions]
+        rewards = outputs["rewards"].tolist()
+        seen.append(([list(ids) for ids in prompt_ids], completion_ids, mask, texts, rewards, each.reward_func_names))
+        each.resets = list(resets)
+    assert seen[0] == seen[1]
+    assert [row[1] for row in seen[0][4]] == [1.0] * 4 + [2.0] * 4
+    assert ours.resets == theirs.resets[::4]  # one for a group, where TRL resets one for each row
     assert ours.reward_weights.equal(theirs.reward_weights)
+
+
+def character_reward(completions, **kwargs):
+    return [float(sum(len(turn["content"]) for turn in completion)) for completion in completions]
+
+
+def spied(trainer):
+    """Notes what a trainer generates and the rewards it gives."""
+    outputs = {}
+    generate, calculate = trainer._generate, trainer._calculate_rewards
+
+    def noting_generate(prompts):
+        outputs["generated"] = generate(prompts)
+        return outputs["generated"]
+
+    def noting_calculate(*given):
+        outputs["rewards"] = calculate(*given)
+        return outputs["rewards"]
+
+    trainer._generate, trainer._calculate_rewards = noting_generate, noting_calculate
+    return outputs
 
 
 def test_an_environment_without_reset_is_refused_as_in_trl(tmp_path):
