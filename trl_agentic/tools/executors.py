@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-import threading
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Literal, Protocol
@@ -21,7 +20,7 @@ from typing import Any, Literal, Protocol
 from .zygote import SandboxError
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
-_LOCAL_PREFIX = re.compile(r"^.*? due to: ", re.DOTALL)
+_LOCAL_PREFIX = re.compile(r"^Code (?:execution|parsing) failed .*? due to: ", re.DOTALL)
 _E2B_MARK = "Executing code yielded an error:"
 _NOTHING = "(no output; print what you want to see)\n"
 
@@ -93,10 +92,10 @@ def make_executor_tool(executor: Executor) -> Callable[[str], str]:
     """
     Make the tool `python` from an executor, with the conventions of [`make_python_tool`].
 
-    Variables stay from call to call, and everybody who shares the executor shares them; calls run one after another.
-    For rollouts that must not see one another's variables use [`PythonSandbox`] or one executor for each. What isolates
-    the code, and what limits it, is the executor's business; the tool runtime's deadline ends the waiting, not the
-    code. Of code that fails, Docker and Modal return the error alone, without what was printed before it.
+    Variables stay from call to call, and everybody who shares the executor shares them: for rollouts that must not
+    see one another's use [`PythonSandbox`], or one executor for each. What isolates the code, and what limits it, is
+    the executor's business; the tool runtime's deadline ends the waiting, not the code. The kernels in Docker and Modal
+    run one call after another, and of code that fails they return the error without what was printed before it.
 
     Args:
         executor ([`Executor`]):
@@ -119,7 +118,6 @@ def make_executor_tool(executor: Executor) -> Callable[[str], str]:
         executor.send_tools({})
     errors = (smolagents.utils.AgentError, smolagents.local_python_executor.InterpreterError)
     too_long = smolagents.local_python_executor.ExecutionTimeoutError
-    lock = threading.Lock()
 
     def python(code: str) -> str:
         """
@@ -131,13 +129,12 @@ def make_executor_tool(executor: Executor) -> Callable[[str], str]:
         Returns:
             The output.
         """
-        with lock:
-            try:
-                result = executor(code)
-            except errors as error:
-                return _error_text(str(error))
-            except too_long as error:
-                raise TimeoutError(str(error)) from None
+        try:
+            result = executor(code)
+        except errors as error:
+            return _error_text(str(error))
+        except too_long as error:
+            raise TimeoutError(str(error)) from None
         return _output_text(result, code, is_local)
 
     return python
@@ -156,22 +153,18 @@ def _output_text(result: ExecutorOutput, code: str, is_local: bool) -> str:
 def _ends_with_expression(code: str) -> bool:
     """`LocalPythonExecutor` returns the value of an assignment too, which an interactive session does not show."""
     body = ast.parse(code).body
-    return bool(body) and isinstance(body[-1], ast.Expr) and not _is_print(body[-1].value)
-
-
-def _is_print(value: ast.expr) -> bool:
-    """Whether a line is a call of `print`, whose value is `None` anywhere else."""
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "print"
+    return bool(body) and isinstance(body[-1], ast.Expr)
 
 
 def _error_text(message: str) -> str:
-    """What was printed, where the message has that, and the last line of the traceback."""
+    """What was printed, where the message has that, and the line that names the error: the last of a traceback."""
     printed, mark, rest = _COLORS.sub("", message).rpartition(_E2B_MARK)
-    lines = [line for line in rest.splitlines() if line.strip()]
+    local = _LOCAL_PREFIX.match(rest)
+    lines = [line for line in rest[local.end() if local else 0 :].splitlines() if line.strip()]
     if not lines:
         raise SandboxError("the executor reported an error without saying which")
     printed = printed.strip("\n") + "\n" if mark and printed.strip() else ""
-    return printed + _LOCAL_PREFIX.sub("", lines[-1]) + "\n"
+    return f"{printed}{lines[0 if local else -1]}\n"
 
 
 def _import_smolagents() -> ModuleType:
