@@ -89,7 +89,8 @@ class Admission:
         if state is not None and function is not None:
             if state.broken:
                 text = lost_state_text(job.name, state.broken)
-                return self._answer(job.turn, job.position, ToolResult(job.call, text, CallStatus.ERROR))
+                self._answer(job.turn, job.position, ToolResult(job.call, text, CallStatus.ERROR))
+                return None
             job.function, job.state, job.lanes = function, state, (state,)
         elif self.cache is not None and job.options.cached:
             job.key = self.cache.key(job.name, job.arguments, job.options.version)
@@ -97,7 +98,8 @@ class Admission:
             if known is not None:
                 latency_s = time.monotonic() - job.created
                 result = ToolResult(job.call, known.content, CallStatus.OK, latency_s, True, known.truncated, 0)
-                return self._answer(job.turn, job.position, result)
+                self._answer(job.turn, job.position, result)
+                return None
         return job
 
     def _answer(self, turn: Turn, position: int, result: ToolResult) -> None:

@@ -270,7 +270,8 @@ class ToolRuntime:
     def _run_here(self, job: Job) -> Outcome:
         now = time.monotonic()
         job.started = self._pool.reserve_start(job, now)
-        time.sleep(job.started - now)
+        if job.started > now:
+            time.sleep(job.started - now)
         job.deadline = job.started + job.timeout_s
         return self._execute(job)
 
