@@ -31,8 +31,8 @@ def tree(*answers: str) -> BranchTree:
 def test_scores_are_questions_by_samples():
     asked = {}
 
-    def sample(prompts, num_generations, temperature):
-        asked.update(prompts=prompts, num_generations=num_generations, temperature=temperature)
+    def sample(prompts, num_generations, temperature, rows):
+        asked.update(prompts=prompts, num_generations=num_generations, temperature=temperature, hops=rows[1]["hops"])
         return [tree("a", "b"), tree("c", "c")]
 
     questions = Dataset.from_dict({"prompt": ["what is a", "what is c"], "answer": [["a"], ["c"]], "hops": [1, 2]})
@@ -40,7 +40,7 @@ def test_scores_are_questions_by_samples():
     accuracy = measure_accuracy(sample, dialect, questions, exact_match_reward, num_samples=2, temperature=0.5)
     assert accuracy.scores.tolist() == [[1.0, 0.0], [1.0, 1.0]] and accuracy.mean == 0.75
     assert accuracy.sampled_tokens == 6.0 and accuracy.tool_calls == 0.0
-    assert asked == {"prompts": ["what is a", "what is c"], "num_generations": 2, "temperature": 0.5}
+    assert asked == {"prompts": ["what is a", "what is c"], "num_generations": 2, "temperature": 0.5, "hops": 2}
 
 
 def test_the_shares_of_several_processes_are_joined_in_order_and_weighted():

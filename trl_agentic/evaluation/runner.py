@@ -14,7 +14,7 @@ from ..rollout.dialect import Dialect
 from ..types import BranchTree
 
 Sampler = Callable[..., Sequence[BranchTree]]
-"""`sample(prompts, num_generations=…, temperature=…)`: one tree per prompt, as [`AgenticTrainer.rollout`] does."""
+"""`sample(prompts, num_generations=…, temperature=…, rows=…)`: one tree per prompt, as [`AgenticTrainer.rollout`] does."""
 
 Score = Callable[..., list[float | None]]
 """A reward function in TRL's form."""
@@ -83,7 +83,7 @@ def measure_accuracy(
         [`Accuracy`]: All scores.
     """
     prompts = list(dataset["prompt"])
-    trees = sample(prompts, num_generations=num_samples, temperature=temperature)
+    trees = sample(prompts, num_generations=num_samples, temperature=temperature, rows=dataset.to_list())
     rows = [(tree, number) for number, tree in enumerate(trees) for _ in tree.trajectories]
     trajectories = [trajectory for tree in trees for trajectory in tree.trajectories]
     columns: dict[str, list[Any]] = {

@@ -19,7 +19,6 @@ from ..rollout.engine import Engine
 from ..rollout.loop import Prompt, RolloutLoop
 from ..rollout.policy import BranchPolicy, NoBranching
 from ..rollout.trajectory_file import TrajectoryWriter
-from ..tools import ToolRuntime
 from ..types import BranchTree
 from .arpo_config import ARPOConfig
 from .checks import check_arguments, check_columns, check_engine, describe_first_rows, warn_without_spread
@@ -31,7 +30,7 @@ from .keep_trajectories import KeepTrajectories, scored_rows
 from .model_card import write_model_card
 from .non_finite import SkipNonFiniteSteps
 from .reward_guard import RewardGuard
-from .rollout_settings import dialect_for, rollout_limits, sampling_settings
+from .rollout_settings import dialect_for, make_runtime, rollout_limits, sampling_settings
 from .rollout_states import RolloutStates
 
 if TYPE_CHECKING:
@@ -111,9 +110,7 @@ class AgenticTrainer(GRPOTrainer):
             name: dialect_for(self, environments.tools_of(name)) if len(environments.kinds) > 1 else self.dialect
             for name in environments.kinds or [None]
         }
-        self.runtime = ToolRuntime(
-            self.rollout_tools, num_workers=args.num_tool_workers, timeout_s=args.tool_timeout_s
-        )
+        self.runtime = make_runtime(args, self.rollout_tools)
         self.rollout_states = RolloutStates(environments, self.runtime, args)
         self.engine = build_engine(self) if engine is None else engine
         self.mask_truncated_completions = False  # TRL guesses by the last token; the status of a rollout knows

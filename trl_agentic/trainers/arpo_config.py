@@ -9,12 +9,14 @@ from typing import Any, get_args
 from trl import GRPOConfig
 
 from ..algorithms.advantages import Attribution
+from ..tools.cache import Mode
 
 CHOICES = {
     "branch_gate": ("threshold", "stochastic"),
     "entropy_signal": ("after_result", "released"),
     "advantage_attribution": get_args(Attribution),
     "tool_dialect": ("auto", "tags", "template"),
+    "tool_cache_mode": get_args(Mode),
 }
 
 LEAST = {
@@ -104,6 +106,12 @@ class ARPOConfig(GRPOConfig):
             sync tool then has no deadline.
         tool_timeout_s (`float`, *optional*, defaults to `30.0`):
             Seconds for one tool call.
+        tool_cache_dir (`str`, *optional*):
+            Folder where results of tools with `cached=True` are kept, for this run and others; see
+            [`~trl_agentic.tools.ResultCache`]. `None` for no cache.
+        tool_cache_mode (`str`, *optional*, defaults to `"read_write"`):
+            `"read_write"`; `"refresh"`, which asks the tools and stores what they say; or `"replay"`, which answers
+            from the cache alone and ends the run at a call that it does not know.
         rollout_timeout_s (`float`, *optional*):
             Seconds for one rollout phase. Defaults to three quarters of `ddp_timeout`, since fast ranks wait for slow
             ones.
@@ -155,6 +163,11 @@ class ARPOConfig(GRPOConfig):
         default=32, metadata={"help": "Tool calls at the same time; 0 runs them inline and in order."}
     )
     tool_timeout_s: float = field(default=30.0, metadata={"help": "Seconds for one tool call."})
+    tool_cache_dir: str | None = field(default=None, metadata={"help": "Folder for results of cached tools."})
+    tool_cache_mode: Mode = field(
+        default="read_write",
+        metadata={"help": "How the tool cache is used.", "choices": CHOICES["tool_cache_mode"]},
+    )
     rollout_timeout_s: float | None = field(default=None, metadata={"help": "Seconds for one rollout phase."})
     max_reward_failures: int = field(
         default=10, metadata={"help": "Calls of reward functions that may raise before the run stops."}
@@ -210,6 +223,10 @@ class ARPOConfig(GRPOConfig):
             )
         if self.tool_timeout_s <= 0:
             raise ValueError(f"`tool_timeout_s` must be above 0, got {self.tool_timeout_s}.")
+        if self.tool_cache_mode != "read_write" and self.tool_cache_dir is None:
+            raise ValueError(
+                f"`tool_cache_mode={self.tool_cache_mode!r}` needs a cache: set `tool_cache_dir` to its folder."
+            )
 
     def _check_generation_kwargs(self) -> None:
         """Options that the loop sets for each request, or that have a name of their own here."""

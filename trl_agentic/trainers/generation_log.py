@@ -34,7 +34,7 @@ def log_rollout(trainer: AgenticTrainer, trees: list[BranchTree], batch: Rollout
     metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
     for name, value in completion_metrics(rows).items():
         metrics[name].append(value)
-    local = rollout_metrics(trees) | state_metrics(trainer.rollout_states.owned)
+    local = rollout_metrics(trees) | state_metrics(trainer.rollout_states.owned) | trainer.runtime.metrics
     local["rollout/tokens_per_s"] = local["rollout/sampled_tokens"] / trainer._rollout_s
     for name in sorted(set(gather_object(list(local)))):
         values = [value for value in gather_object([local.get(name)]) if value is not None]

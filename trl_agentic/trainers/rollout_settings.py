@@ -9,6 +9,8 @@ from ..rollout.dialect import Dialect
 from ..rollout.dialects import make_dialect
 from ..rollout.engine import SamplingSettings
 from ..rollout.loop import Limits
+from ..tools import ResultCache, ToolRuntime
+from .arpo_config import ARPOConfig
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
@@ -46,3 +48,9 @@ def dialect_for(trainer: AgenticTrainer, tools: Sequence[Callable[..., Any]]) ->
         eos_token_ids=trainer.eos_token_ids,
         chat_template_kwargs=trainer.chat_template_kwargs,
     )
+
+
+def make_runtime(args: ARPOConfig, tools: Sequence[Callable[..., Any]]) -> ToolRuntime:
+    """What runs the tool calls; the processes of a machine share the cache, if there is one."""
+    cache = ResultCache(args.tool_cache_dir, mode=args.tool_cache_mode) if args.tool_cache_dir else None
+    return ToolRuntime(tools, num_workers=args.num_tool_workers, timeout_s=args.tool_timeout_s, cache=cache)
