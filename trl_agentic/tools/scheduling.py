@@ -100,7 +100,13 @@ class Scheduler:
         self._leave_lanes(job)
 
     def discard(self, job: Job) -> None:
-        """Take a job that nobody waits for any more out of its lanes, unless it runs or has not come to their head."""
+        """
+        Let a job that nobody waits for any more hold up nobody: it leaves its lane now, or when it comes to its head.
+
+        Args:
+            job ([`Job`]):
+                A job of one lane at most, as all calls are. One that runs is left alone.
+        """
         if job.num_before == 0 and not job.started:
             self._leave_lanes(job)
 
