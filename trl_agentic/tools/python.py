@@ -184,6 +184,12 @@ class PythonSandbox:
         """
         return self._connect(kind)[0]
 
+    def discard_if_dead(self) -> None:
+        """Drop the sandbox's process if it has ended or is about to; the next call starts another one."""
+        zygote = self._zygote
+        if zygote is not None:
+            self._discard_if_dead(zygote)
+
     def close(self) -> None:
         """Stop the sandbox's process, and every program with it. A later call starts a new one."""
         with self._lock:

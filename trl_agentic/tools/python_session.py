@@ -164,13 +164,17 @@ def _open(sandbox: PythonSandbox) -> tuple[socket.socket, _Family]:
         directory = tempfile.mkdtemp(prefix="trl-agentic-")
         os.chmod(directory, 0o711)
     family = _Family(directory)
-    connection = sandbox.connect(b"session")
-    try:
-        send(connection, directory=directory)
-        reply, _ = receive(connection)
-    except (OSError, EOFError) as error:
-        reply = {"reason": "error", "output": f"the sandbox's process is gone ({error})"}
-    if reply["reason"] != "open":
+    reply: dict[str, Any] = {"output": "the sandbox's process is gone"}
+    for _ in range(2):  # nothing has been run yet, so that a second try repeats nothing
+        connection = sandbox.connect(b"session")
+        try:
+            send(connection, directory=directory)
+            reply, _ = receive(connection)
+            break
+        except (OSError, EOFError):
+            connection.close()
+            sandbox.discard_if_dead()
+    if "isolated" not in reply:
         connection.close()
         raise SandboxError(f"no session could be opened: {reply['output']}")
     family.isolated = reply["isolated"]

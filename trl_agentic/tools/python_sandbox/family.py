@@ -119,6 +119,8 @@ class Family:
             return {process for process in _processes() if namespace_of(process) == wanted}
         parents = _parents()
         orphans = {process for process, parent in parents.items() if parent == os.getpid()} - self._known
+        if any(running.process is None and running.files is not files for running in self.running):
+            orphans = set()  # one of them may be the fork that another call waits for
         found = orphans | ({root} & parents.keys())
         while more := {process for process, parent in parents.items() if parent in found} - found:
             found |= more
