@@ -1,10 +1,10 @@
 """
 Where to branch a finished rollout (APPO, https://huggingface.co/papers/2606.12384).
 
-`B` rows, `T` completion tokens, `S` sampled tokens of the row that has most. `rho = pi_theta / pi_old` is the ratio of a
-token between the policy of the moment and the one that sampled it, `H` its entropy, and `z(x)` the z-score of `x` over
-the sampled tokens of one rollout. Tokens off the sampled mask (tool results, padding) are in no sum, no distance and no
-statistic: whatever they hold, NaN included, changes nothing.
+`B` rows, `T` completion tokens, `S` sampled tokens of the row that has most. `rho = pi_theta / pi_old` is a token's
+probability ratio between the policy of the moment and the one that sampled it, `H` an entropy, and `z(x)` the z-score
+of `x` over the sampled tokens of one rollout. Tokens off the sampled mask (tool results, padding) are in no sum, no
+distance and no statistic: whatever they hold, NaN included, changes nothing.
 """
 
 from __future__ import annotations

@@ -153,8 +153,8 @@ def released_safeguards(
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`:
-            Future values of shape `(B, T)` for [`future_advantages`], whose clip to a range that holds 1 may come before
-            or after; and whether each row stays in the loss, booleans of shape `(B,)`.
+            Future values of shape `(B, T)` for [`future_advantages`], whose clip to a range that holds 1 commutes with
+            this one; and whether each row stays in the loss, booleans of shape `(B,)`.
 
     Raises:
         ValueError: If the shapes do not belong together.

@@ -30,7 +30,7 @@ def spearman(x: torch.Tensor, y: torch.Tensor) -> float:
     paired = ~(x.isnan() | y.isnan())
     x, y = _ranks(x[paired]), _ranks(y[paired])
     x, y = x - x.sum() / len(x), y - y.sum() / len(y)
-    norm = x.norm() * y.norm()
+    norm = ((x @ x) * (y @ y)).sqrt()
     return (x @ y / norm).clamp(-1, 1).item() if norm > 0 else math.nan
 
 
