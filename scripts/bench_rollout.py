@@ -7,9 +7,9 @@ Compare rollout loops over the same colocated vLLM: TRL's own, a barrier with a 
     python scripts/bench_rollout.py --model runs/smollm2 --output_dir runs/bench_rollout_smollm2
 
 All loops get the same prompts, 64 rollouts of 1 to 4 turns of 16 to 96 tokens, and the same tool latencies
-(log-normal, sigma 0.8). No loop can beat the bound: the larger of the engine's time with free tools and the longest rollout's own
-time (its tokens times the median step, and its latencies). Every figure is of one run on one machine, loops taking
-turns; run it alone. Writes `results.json`, `results.md` and `results.png`.
+(log-normal, sigma 0.8). No loop can beat the bound: the larger of the engine's time with free tools and the longest
+rollout's own time (its tokens times the median step, and its latencies). Figures are medians over workloads, ratios are
+taken workload by workload; run it alone. Writes `results.json`, `results.md` and `results.png`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,33 @@ from trl_agentic.rollout.policy import EntropyBranching
 ARMS = {"trl": "TRL's tool loop", "barrier": "barrier and pool", "ours": "events (ours)"}
 GROUP_SIZE = 8
 NUM_PROMPTS = 8
+NUM_ROLLOUTS = NUM_PROMPTS * GROUP_SIZE
+COLUMNS = [
+    "tools",
+    "loop",
+    "seconds",
+    "rollouts/s",
+    "tokens/s",
+    "engine idle",
+    "prefilled",
+    "x TRL",
+    "x barrier",
+    "of bound",
+]
 
 
 def parse_args() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="'tiny', or the folder of a checkpoint")
-    parser.add_argument("--medians", type=float, nargs="+", default=[0.0, 0.2, 1.0], help="median latencies, seconds")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each loop")
-    parser.add_argument("--trl_repeats", type=int, default=1, help="runs of TRL's loop where tools take time")
+    parser.add_argument(
+        "--medians",
+        type=float,
+        nargs="+",
+        default=[0.2, 1.0],
+        help="median latencies in seconds; free tools are always measured",
+    )
+    parser.add_argument("--repeats", type=int, default=3, help="workloads, each run by every loop")
     parser.add_argument("--num_workers", type=int, default=64, help="tool calls at the same time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/bench_rollout"))
@@ -82,33 +100,38 @@ def facts(meter: Meter, workload: Workload, needed: int) -> dict[str, float]:
     }
 
 
-def measure_case(bench: Bench, args: argparse.Namespace, median_s: float, needed: int) -> dict[str, list]:
-    """All loops in turn, several times."""
-    workload = make_workload(bench.tokenizer, NUM_PROMPTS, GROUP_SIZE, median_s, args.seed)
+def run_once(bench: Bench, args: argparse.Namespace, median_s: float, seed: int, free_s: float | None) -> dict:
+    """All loops on one workload, one after another, and its bound; `free_s` is the engine's time with free tools."""
+    workload = make_workload(bench.tokenizer, NUM_PROMPTS, GROUP_SIZE, median_s, seed)
+    needed = needed_tokens(bench, workload)
     arms: dict[str, Callable[[], Meter]] = {
         "ours": lambda: run_ours(bench, workload, args.num_workers)[0],
         "barrier": lambda: run_barrier(bench, workload, args.num_workers),
         "trl": lambda: run_trl(bench, workload),
     }
-    runs: dict[str, list] = {name: [] for name in arms}
-    for repeat in range(args.repeats):
-        for name, run in arms.items():
-            if name == "trl" and median_s > 0 and repeat >= args.trl_repeats:
-                continue
-            runs[name].append(facts(run(), workload, needed))
-            print(f"  {ARMS[name]:18s} {median_s:4.1f} s tools: {runs[name][-1]['wall_s']:7.2f} s", flush=True)
-    return runs
+    runs = {name: facts(run(), workload, needed) for name, run in arms.items()}
+    engine_s = runs["ours"]["busy_s"] if free_s is None else free_s
+    path_s = workload.critical_path_s(runs["ours"]["median_step_s"])
+    seconds = ", ".join(f"{ARMS[name]} {run['wall_s']:.2f}" for name, run in runs.items())
+    print(f"  {median_s:g} s tools, workload {seed}: {seconds}; bound {max(engine_s, path_s):.2f} s", flush=True)
+    return {
+        "seed": seed,
+        "arms": runs,
+        "engine_s": engine_s,
+        "critical_path_s": path_s,
+        "bound_s": max(engine_s, path_s),
+    }
 
 
-def add_bounds(cases: dict[float, dict], bench: Bench, seed: int) -> None:
-    """Seconds that no loop can beat, per case."""
-    free = min(cases, key=abs)
-    engine_s = statistics.median(run["busy_s"] for run in cases[free]["arms"]["ours"])
-    for median_s, case in cases.items():
-        workload = make_workload(bench.tokenizer, NUM_PROMPTS, GROUP_SIZE, median_s, seed)
-        step_s = statistics.median(run["median_step_s"] for run in case["arms"]["ours"])
-        case["engine_s"], case["critical_path_s"] = engine_s, workload.critical_path_s(step_s)
-        case["bound_s"] = max(case["engine_s"], case["critical_path_s"])
+def measure_cases(bench: Bench, args: argparse.Namespace) -> dict[float, list[dict]]:
+    """Every latency with the same workloads; free tools come first, since they say what the engine alone needs."""
+    cases: dict[float, list[dict]] = {}
+    for median_s in sorted({0.0, *args.medians}):
+        cases[median_s] = []
+        for repeat in range(args.repeats):
+            free_s = cases[0.0][repeat]["arms"]["ours"]["busy_s"] if median_s else None
+            cases[median_s].append(run_once(bench, args, median_s, args.seed + repeat, free_s))
+    return cases
 
 
 def measure_overhead(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
@@ -157,56 +180,52 @@ def measure_branching(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def middle(runs: list[dict[str, float]], name: str) -> float:
-    """Median over the runs of a loop."""
-    return statistics.median(run[name] for run in runs)
+def middle(runs: list[dict], arm: str, name: str) -> float:
+    """Median of a figure over the workloads."""
+    return statistics.median(run["arms"][arm][name] for run in runs)
 
 
-def case_rows(median_s: float, case: dict) -> list[list[str]]:
-    """Table rows of one case."""
-    trl_s = middle(case["arms"]["trl"], "wall_s")
-    rows = []
-    for name, title in ARMS.items():
-        runs = case["arms"][name]
-        walls = sorted(run["wall_s"] for run in runs)
-        spread = f" ({walls[0]:.2f} to {walls[-1]:.2f})" if len(walls) > 1 else ""
-        wall_s = middle(runs, "wall_s")
-        rows.append(
-            [
-                f"{median_s:g} s",
-                title,
-                f"{wall_s:.2f}{spread}",
-                f"{middle(runs, 'rollouts_per_s'):.2f}",
-                f"{middle(runs, 'tokens_per_s'):.0f}",
-                f"{100 * middle(runs, 'engine_idle_share'):.0f} %",
-                f"{middle(runs, 'prefilled_over_needed'):.2f}",
-                f"{trl_s / wall_s:.2f}",
-                f"{case['bound_s'] / wall_s:.2f}",
-            ]
-        )
-    title = f"bound ({'engine' if case['engine_s'] >= case['critical_path_s'] else 'longest rollout'})"
-    bound = case["bound_s"]
-    return [*rows, [f"{median_s:g} s", title, f"{bound:.2f}", "", "", "", "", f"{trl_s / bound:.2f}", "1.00"]]
+def ratio(runs: list[dict], above: str, below: str) -> str:
+    """Seconds of one loop over those of another, workload by workload: median, and lowest to highest."""
+
+    def seconds(run: dict, arm: str) -> float:
+        return run["bound_s"] if arm == "bound" else run["arms"][arm]["wall_s"]
+
+    ratios = sorted(seconds(run, above) / seconds(run, below) for run in runs)
+    spread = f" ({ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 and above != below else ""
+    return f"{statistics.median(ratios):.2f}{spread}"
 
 
-COLUMNS = [
-    "tools",
-    "loop",
-    "seconds",
-    "rollouts/s",
-    "tokens/s",
-    "engine idle",
-    "prefilled/needed",
-    "x TRL",
-    "of bound",
-]
+def case_rows(median_s: float, runs: list[dict]) -> list[list[str]]:
+    """Table rows of one latency."""
+    tools = f"{median_s:g} s" if median_s else "free"
+    rows = [
+        [
+            tools,
+            title,
+            f"{middle(runs, name, 'wall_s'):.2f}",
+            f"{middle(runs, name, 'rollouts_per_s'):.2f}",
+            f"{middle(runs, name, 'tokens_per_s'):.0f}",
+            f"{100 * middle(runs, name, 'engine_idle_share'):.0f} %",
+            f"{middle(runs, name, 'prefilled_over_needed'):.2f}",
+            ratio(runs, "trl", name),
+            ratio(runs, "barrier", name),
+            ratio(runs, "bound", name),
+        ]
+        for name, title in ARMS.items()
+    ]
+    by_engine = sum(run["engine_s"] >= run["critical_path_s"] for run in runs)
+    title = f"bound (engine in {by_engine} of {len(runs)}, else longest rollout)"
+    bound_s = statistics.median(run["bound_s"] for run in runs)
+    speedups = [ratio(runs, "trl", "bound"), ratio(runs, "barrier", "bound")]
+    return [*rows, [tools, title, f"{bound_s:.2f}", f"{NUM_ROLLOUTS / bound_s:.2f}", "", "", "", *speedups, "1.00"]]
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The tables of a run."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for median_s, case in results["cases"].items():
-        lines += ["| " + " | ".join(row) + " |" for row in case_rows(float(median_s), case)]
+    for median_s, runs in results["cases"].items():
+        lines += ["| " + " | ".join(row) + " |" for row in case_rows(median_s, runs)]
     overhead, branching = results["overhead"], results["branching"]
     lines += [
         "",
@@ -225,12 +244,12 @@ def plot(results: dict[str, Any], path: Path) -> None:
     """Rollouts per second of each loop, and the bound."""
     cases = results["cases"]
     figure, axes = plt.subplots(1, len(cases), figsize=(3.2 * len(cases), 3.4), squeeze=False)
-    for axis, (median_s, case) in zip(axes[0], cases.items(), strict=True):
-        heights = [middle(case["arms"][name], "rollouts_per_s") for name in ARMS]
+    for axis, (median_s, runs) in zip(axes[0], cases.items(), strict=True):
+        heights = [middle(runs, name, "rollouts_per_s") for name in ARMS]
         bars = axis.bar(list(ARMS.values()), heights, color=["#9aa5b1", "#6b7c93", "#1f6feb"])
         axis.bar_label(bars, fmt="%.2g", padding=2)
-        num_rollouts = NUM_PROMPTS * GROUP_SIZE
-        axis.axhline(num_rollouts / case["bound_s"], color="#d1242f", linestyle="--", linewidth=1.2, label="bound")
+        bound_s = statistics.median(run["bound_s"] for run in runs)
+        axis.axhline(NUM_ROLLOUTS / bound_s, color="#d1242f", linestyle="--", linewidth=1.2, label="bound")
         axis.set_title(f"tools of {median_s:g} s" if median_s else "free tools")
         axis.tick_params(axis="x", labelrotation=20)
         axis.spines[["top", "right"]].set_visible(False)
@@ -246,28 +265,23 @@ def main() -> None:
     """Measure, print, write."""
     args = parse_args()
     logging.getLogger("trl_agentic").setLevel(logging.ERROR)
-    bench = build(checkpoint(args.model), NUM_PROMPTS * GROUP_SIZE)
-    workload = make_workload(bench.tokenizer, NUM_PROMPTS, GROUP_SIZE, 0.0, args.seed)
-    print(f"{workload.num_sampled_tokens} tokens to sample, {workload.num_calls} calls")
-    needed = needed_tokens(bench, workload)
+    bench = build(checkpoint(args.model), NUM_ROLLOUTS)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {
         "model": args.model if args.model == "tiny" else Path(args.model).name,
-        "threads": torch.get_num_threads(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
         "overhead": measure_overhead(bench, args),
         "branching": measure_branching(bench, args),
-        "cases": {median_s: {"arms": measure_case(bench, args, median_s, needed)} for median_s in args.medians},
+        "cases": measure_cases(bench, args),
     }
-    add_bounds(results["cases"], bench, args.seed)
     table = Table(*COLUMNS)
-    for median_s, case in results["cases"].items():
-        for row in case_rows(median_s, case):
+    for median_s, runs in results["cases"].items():
+        for row in case_rows(median_s, runs):
             table.add_row(*row)
         table.add_section()
-    Console().print(table)
+    Console(width=150).print(table)
     text = markdown(results)
     print(text[text.index("\n\n") :])
-    args.output_dir.mkdir(parents=True, exist_ok=True)
     (args.output_dir / "results.json").write_text(json.dumps(results, indent=1))
     (args.output_dir / "results.md").write_text(text)
     plot(results, args.output_dir / "results.png")

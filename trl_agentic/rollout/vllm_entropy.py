@@ -109,10 +109,10 @@ class EntropyStore:
                 f"this process (VLLM_ENABLE_V1_MULTIPROCESSING=0) and to be built with "
                 f"`LLM(..., **entropy_engine_kwargs())`."
             )
-        taken = [positions[index] for index in range(start, start + count)]
-        for index in [index for index in positions if index < start + count]:
+        taken = [positions.pop(index) for index in range(start, start + count)]
+        for index in [index for index in positions if index < start]:  # computed again, after a preemption
             del positions[index]
-        return tuple(measurement.values[row] for measurement, row in taken)
+        return tuple([measurement.values[row] for measurement, row in taken])
 
 
 STORE = EntropyStore()
