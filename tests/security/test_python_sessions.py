@@ -400,7 +400,7 @@ def test_a_forgotten_session_ends_its_processes():
         assert processes_below(sandbox) > before
         del session
         gc.collect()
-        assert wait_until(lambda: processes_below(sandbox) == before)
+        assert wait_until(lambda: processes_below(sandbox) <= before)
 
 
 def test_nothing_is_left_after_200_cycles_of_opening_forking_and_closing(isolated):
@@ -413,7 +413,7 @@ def test_nothing_is_left_after_200_cycles_of_opening_forking_and_closing(isolate
             if cycle % 20 == 0:
                 session.run("x = 1")
                 child.run("x = 2")
-    assert wait_until(lambda: processes_below(isolated) == processes)
+    assert wait_until(lambda: processes_below(isolated) <= processes)
     assert len(os.listdir("/proc/self/fd")) == descriptors
     assert len(os.listdir(f"/proc/{isolated._zygote.process.pid}/fd")) == theirs
 
