@@ -8,8 +8,8 @@ Compare rollout loops over the same colocated vLLM: TRL's own, a barrier with a 
 
 All loops get the same prompts, 64 rollouts of 1 to 4 turns of 16 to 96 tokens, and the same tool latencies
 (log-normal, sigma 0.8). No loop can beat the bound: the larger of the engine's time with free tools and the longest
-rollout's own time (its tokens times the median step, and its latencies). Figures are medians over workloads, ratios are
-taken workload by workload; run it alone. Writes `results.json`, `results.md` and `results.png`.
+rollout's own time (its tokens times the median step, and its latencies). Figures are medians over workloads, ratios
+are taken workload by workload; run it alone. Writes `results.json`, `results.md` and `results.png`.
 """
 
 from __future__ import annotations

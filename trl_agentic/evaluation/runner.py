@@ -14,7 +14,7 @@ from ..rollout.dialect import Dialect
 from ..types import BranchTree
 
 Sampler = Callable[..., Sequence[BranchTree]]
-"""`sample(prompts, num_generations=…, temperature=…, rows=…)`: a tree per prompt, as [`AgenticTrainer.rollout`] does."""
+"""`sample(prompts, num_generations=…, temperature=…, rows=…)`: one tree per prompt, see [`AgenticTrainer.rollout`]."""
 
 Score = Callable[..., list[float | None]]
 """A reward function in TRL's form."""

@@ -94,8 +94,8 @@ def make_executor_tool(executor: Executor) -> Callable[[str], str]:
 
     Variables stay from call to call, and everybody who shares the executor shares them: for rollouts that must not
     see one another's use [`PythonSandbox`], or one executor for each. What isolates the code, and what limits it, is
-    the executor's business; the tool runtime's deadline ends the waiting, not the code. The kernels in Docker and Modal
-    run one call after another, and of code that fails they return the error without what was printed before it.
+    the executor's business; the tool runtime's deadline ends the waiting, not the code. The kernels in Docker and
+    Modal run one call after another, and return the error alone of code that fails, without what was printed before.
 
     Args:
         executor ([`Executor`]):
@@ -113,9 +113,9 @@ def make_executor_tool(executor: Executor) -> Callable[[str], str]:
     smolagents = _import_smolagents()
     if not callable(executor):
         raise TypeError(f"An executor is called with code, but {type(executor).__name__} cannot be called.")
-    is_local = isinstance(executor, smolagents.LocalPythonExecutor)
-    if is_local and executor.static_tools is None:  # without them not even `print` is known
-        executor.send_tools({})
+    local: Any = executor if isinstance(executor, smolagents.LocalPythonExecutor) else None
+    if local is not None and local.static_tools is None:  # without them not even `print` is known
+        local.send_tools({})
     errors = (smolagents.utils.AgentError, smolagents.local_python_executor.InterpreterError)
     too_long = smolagents.local_python_executor.ExecutionTimeoutError
 
@@ -135,7 +135,7 @@ def make_executor_tool(executor: Executor) -> Callable[[str], str]:
             return _error_text(str(error))
         except too_long as error:
             raise TimeoutError(str(error)) from None
-        return _output_text(result, code, is_local)
+        return _output_text(result, code, local is not None)
 
     return python
 
@@ -169,7 +169,7 @@ def _error_text(message: str) -> str:
 
 def _import_smolagents() -> ModuleType:
     try:
-        import smolagents
+        import smolagents  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
             "Remote executors need smolagents, which is not installed: pip install trl-agentic[executors]"

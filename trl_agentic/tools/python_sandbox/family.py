@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import resource
+import signal
 import socket
 import time
 from dataclasses import dataclass, field
@@ -99,12 +100,16 @@ class Family:
 
     def is_new(self, process: int, files: Files) -> bool:
         """Whether a process is a child of this one that nothing is known of yet, and sees the files it shall see."""
-        if process in self._known or _parents().get(process) != os.getpid():
+        parents = _parents()
+        if process in self._known or parents.get(process, 0 if parents else os.getpid()) != os.getpid():
             return False
         return not self.isolated or namespace_of(process) == files.namespace
 
     def end_processes(self, files: Files, root: int | None, spare_root: bool) -> None:
         """Kill the processes that see some files (descend from `root`, where that says nothing), and wait for that."""
+        if not self.isolated and root is not None and not spare_root:
+            with contextlib.suppress(OSError):
+                os.killpg(root, signal.SIGKILL)
         for _ in range(2000):
             found = self._processes_of(files, root) - ({root} if spare_root else set())
             if not found:
@@ -121,14 +126,17 @@ class Family:
         orphans = {process for process, parent in parents.items() if parent == os.getpid()} - self._known
         if any(running.process is None and running.files is not files for running in self.running):
             orphans = set()  # one of them may be the fork that another call waits for
-        found = orphans | ({root} & parents.keys())
+        family = {root} & parents.keys() if root is not None else set()
+        found = orphans | family
         while more := {process for process, parent in parents.items() if parent in found} - found:
             found |= more
-        return found - self._known | {root} & found
+        return found - self._known | family
 
     def limit_processes(self, process: int, num_processes: int) -> None:
         """Let a process start `num_processes` beside what all sessions have now, and those under way may have."""
         owner = _owner(process)
+        if owner is None:
+            return
         present = sum(_num_threads(each) for each in _processes() if _owner(each) == owner)
         wanted = present + num_processes * max(len(self.running), 1) - 1
         with contextlib.suppress(OSError):
@@ -173,6 +181,7 @@ def namespace_of(process: int) -> int | None:
 
 
 def _processes() -> list[int]:
+    """All that `/proc` shows: nothing inside some containers, where it may not be mounted."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
@@ -202,13 +211,12 @@ def _num_threads(process: int) -> int:
 
 
 def _open_file(process: int, name: str, origin: str, target: str) -> tuple[int, str | None, int, int]:
-    path: str | None = os.readlink(f"/proc/{process}/fd/{name}")
+    where = os.readlink(f"/proc/{process}/fd/{name}")
     with open(f"/proc/{process}/fdinfo/{name}") as file:
         facts = dict(line.split(":", 1) for line in file if ":" in line)
-    if not path.startswith("/") or path.endswith(" (deleted)"):
-        path = None
-    elif path.startswith(origin + "/"):
-        path = target + path[len(origin) :]
+    if where.startswith(origin + "/"):
+        where = target + where[len(origin) :]
+    path = where if where.startswith("/") and not where.endswith(" (deleted)") else None
     return int(name), path, int(facts["flags"], 8), int(facts["pos"])
 
 

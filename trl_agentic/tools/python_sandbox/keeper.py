@@ -13,15 +13,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 
 from . import kernel, session
 from .family import Family, Point, Running, Session
+from .files import Files
 from .isolation import Isolation
 from .messages import receive, send
 from .opening import open_family
@@ -50,13 +51,15 @@ class Keeper:
         self._family = Family(isolated=False)
         self._poller = select.poll()
         self._handlers: dict[int, Callable[[int], None]] = {}
-        self._copy: Callable[..., Any]
+        self._copy: Callable[[Files | None], Files]
         self._first = owner
 
     def serve(self) -> None:
         """Serve the sessions until the last one is closed. Never returns."""
         kernel.control(kernel.SET_DEATH_SIGNAL, signal.SIGKILL)
         kernel.control(kernel.SET_SUBREAPER, 1)
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each session takes four
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the zygote ignores it
         request, _ = receive(self._first)
         try:
@@ -65,9 +68,10 @@ class Keeper:
             send(self._first, reason="error", output=str(error))
             os._exit(0)
         self._copy = opened.copy
-        self._family.isolated = opened.listener is not None
-        if opened.listener is not None:
-            self._handle(opened.listener, lambda event: self._answer(opened.listener, event))
+        listener = opened.listener
+        self._family.isolated = listener is not None
+        if listener is not None:
+            self._handle(listener, lambda event: self._answer(listener, event))
         self._watch_children()
         self._admit(self._first, opened.point)
         send(self._first, reason="open", isolated=self._family.isolated)
@@ -156,7 +160,7 @@ class Keeper:
     def _run(self, member: Session, code: str) -> None:
         """Fork the session's process for a call; how it goes on is decided as news arrive."""
         point = member.point
-        if point.ended:
+        if point.ended or point.files is None:
             send(member.owner, reason="lost")
             return
         try:
@@ -166,6 +170,7 @@ class Keeper:
             return
         control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setsockopt(socket.SOL_SOCKET, _PASS_CREDENTIALS, 1)
+        control.setblocking(False)  # what is at the other end may never read
         output, output_end = os.pipe()
         os.set_blocking(output, False)
         running = Running(member, control, files, output, time.monotonic() + self._settings["timeout_s"])
@@ -177,14 +182,12 @@ class Keeper:
         with theirs, open(content, "wb") as file:
             file.write(json.dumps({"code": code, **description}).encode())
             file.flush()
-            descriptors = [theirs.fileno(), output_end, content]
+            descriptors = [theirs.fileno(), output_end, content, *([] if files.mounts is None else [files.mounts])]
             self._family.limit_processes(point.process, self._settings["max_processes"])
             point.forking += 1
             kill(point.process, signal.SIGCONT)
-            with contextlib.suppress(OSError):  # it has just ended: then nobody will answer
-                socket.send_fds(
-                    point.control, [b"fork"], descriptors if files.mounts is None else [*descriptors, files.mounts]
-                )
+            with contextlib.suppress(OSError):  # it has ended, or does not read: then nobody will answer
+                socket.send_fds(point.control, [b"fork"], descriptors)
         os.close(output_end)
 
     def _may_reuse(self, point: Point) -> bool:
@@ -195,6 +198,8 @@ class Keeper:
         """Read a message of a session's process. It may say anything."""
         try:
             message, ancillary, _, _ = running.control.recvmsg(session.LONGEST_MESSAGE, _CREDENTIALS_SPACE)
+        except BlockingIOError:
+            return
         except OSError:
             message, ancillary = b"", []
         done = session.DONE.fullmatch(message)

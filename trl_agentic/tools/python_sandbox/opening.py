@@ -102,5 +102,6 @@ def _start_process(isolation: Isolation, isolated: bool) -> tuple[socket.socket,
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     if message != b"ready":
         raise OSError(errno.EIO, f"no session could be started: {message.decode('utf-8', 'replace')}")
+    control.setblocking(False)
     kill(process, signal.SIGSTOP)
     return control, process, descriptors[0] if descriptors else None

@@ -11,9 +11,10 @@ import os
 import platform
 import struct
 import sys
+from errno import ENOSYS
 from itertools import groupby
 
-from .syscalls import NOTIFY, NUMBERS, Denial, Test
+from .syscalls import LAST_NUMBER, NOTIFY, NUMBERS, Denial, Test
 
 # Classic BPF: load a word, compare and jump, return.
 _LOAD, _AND, _EQUAL, _GREATER_OR_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
@@ -53,6 +54,7 @@ def assemble(denials: list[Denial], machine: str) -> list[_Instruction]:
     program = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), kill, (_LOAD, 0, 0, _NUMBER)]
     if machine == "x86_64":
         program += [(_GREATER_OR_EQUAL, 0, 1, _X32), kill]
+    program += [(_GREATER_OR_EQUAL, 0, 1, LAST_NUMBER + 1), (_RETURN, 0, 0, _ERROR | ENOSYS)]
     for name, same in groupby(sorted(denials, key=lambda denial: denial[0]), key=lambda denial: denial[0]):
         number = NUMBERS[name][column]
         if number is not None:

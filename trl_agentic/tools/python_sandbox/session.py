@@ -14,15 +14,15 @@ import mmap
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
 import types
 from os import _exit as leave_process
-from os import close, closerange, dup2, fork, getcwd, getpid, getppid, lseek, read, setsid, waitpid
+from os import chdir, close, closerange, dup2, fork, getcwd, getpid, getppid, lseek, read, setsid, waitpid
 from os import open as open_descriptor
 from socket import recv_fds
+from socket import socket as Connection
 from typing import Any
 
 from . import kernel
@@ -55,7 +55,7 @@ class _Outcome:
         return True
 
 
-def serve(control: socket.socket) -> None:
+def serve(control: Connection) -> None:
     """
     Wait for calls, and run each in a fork that goes on here. Never returns.
 
@@ -81,7 +81,7 @@ def serve(control: socket.socket) -> None:
         while getppid() == parent:  # until that is gone, and the keeper is the parent
             _sleep(0.0002)
         kernel.control(kernel.SET_DEATH_SIGNAL, signal.SIGKILL)
-        control = socket.socket(fileno=descriptors[0])
+        control = Connection(fileno=descriptors[0])
         control.send(b"here")
         if control.recv(LONGEST_MESSAGE) != b"go":
             leave_process(0)
@@ -139,12 +139,12 @@ def _read_request(descriptor: int) -> dict[str, Any]:
     return _loads(b"".join(parts))
 
 
-def _take_over(old: socket.socket, descriptors: list[int], request: dict[str, Any], where: str | None) -> None:
+def _take_over(old: Connection, descriptors: list[int], request: dict[str, Any], where: str | None) -> None:
     """Become independent of the process that this one was forked from: files, memory, descriptors, signals."""
     if len(descriptors) == 4:
         kernel.enter(descriptors[3], kernel.NEW_MOUNTS)
         close(descriptors[3])
-    _chdir(where or request["directory"], request["directory"])
+    _go_to(where or request["directory"], request["directory"])
     os.environ.update(HOME=request["directory"], TMPDIR=request["directory"])
     for start, length, protection in request["shared"]:
         _make_private(start, length, protection)
@@ -169,11 +169,11 @@ def _working_directory(request: dict[str, Any]) -> str | None:
     return where
 
 
-def _chdir(where: str, otherwise: str) -> None:
+def _go_to(where: str, otherwise: str) -> None:
     try:
-        os.chdir(where)
+        chdir(where)
     except OSError:
-        os.chdir(otherwise)
+        chdir(otherwise)
 
 
 def _reopen(descriptor: int, path: str | None, flags: int, position: int) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from typing import Any
 
 
@@ -18,9 +19,12 @@ def read_all(descriptor: int) -> bytes:
 
 
 def reply(call: int, **facts: Any) -> None:
-    """Answer a call, if anybody waits for the answer still."""
-    with contextlib.suppress(OSError), open(call, "wb", closefd=False) as file:
-        file.write(json.dumps(facts).encode())
+    """Answer a call, if anybody waits for the answer still, who is not kept waiting until this process is gone."""
+    connection = socket.socket(fileno=call)
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(facts).encode())
+        connection.shutdown(socket.SHUT_WR)
+    connection.detach()
 
 
 def drain(output: int, text: bytearray, max_bytes: int) -> bool:

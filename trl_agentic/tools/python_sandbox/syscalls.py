@@ -1,8 +1,9 @@
 """
 Which system calls a program is denied, and their numbers. Data alone; `seccomp.py` turns it into a filter.
 
-A denial is a tuple: the call, the error it fails with, and tests of its arguments that must all hold. Everything that
-is not denied is allowed: the filter takes away what no program needs, and is no list of what one may need.
+A denial is a tuple: the call, the error it fails with, and tests of its arguments that must all hold. Everything else
+that was known when the table was written is allowed: it takes away what no program needs, and is no list of what one
+may need.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ NOTIFY = -1  # in place of an error: the keeper of the session decides
 # compares the second byte, which tells the kinds of `ioctl` apart.
 Test = tuple[int, str, int]
 Denial = tuple[str, int, tuple[Test, ...]]
+
+LAST_NUMBER = 467  # what came later may be anything, and libraries can do without: it fails with ENOSYS
 
 # Number on x86_64, and on aarch64 if the call exists there. From 424 on both agree.
 NUMBERS: dict[str, tuple[int, int | None]] = {
