@@ -723,6 +723,33 @@ def test_sessions_work_for_an_account_without_privileges(kind):
         assert "PermissionError" in done.stdout
 
 
+MASKED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from trl_agentic.tools.python import PythonSandbox
+with PythonSandbox(timeout_s=20) as sandbox, sandbox.session() as session:
+    session.run("x = 1; open('note', 'w').write('a')")
+    child = session.fork()
+    session.run("x = 2; open('note', 'w').write('b')")
+    child.run("import os; os._exit(1)")
+    look = "x, open('note').read()"
+    print(session.isolated, sandbox.report["filesystem"], session.run(look), child.run(look), sep="|")
+    child.close()
+"""
+
+
+def test_where_proc_may_not_be_mounted_sessions_say_that_they_are_not_kept_apart():
+    # The kernel denies a new /proc where parts of the old one are hidden, as in most containers.
+    hidden = 'mount -t tmpfs hidden /proc/sys && exec "$@"'
+    command = ["unshare", "-Urm", "sh", "-c", hidden, "sh", sys.executable, "-c", MASKED]
+    done = subprocess.run([*command, str(Path(__file__).resolve().parents[2])], capture_output=True, text=True)
+    if not done.stdout:
+        pytest.skip(f"this machine has no unshare that may hide a part of /proc: {done.stderr.strip()[-200:]}")
+    isolated, _, *answers = done.stdout.split("|")
+    assert isolated == "False"
+    assert [answer.split("\n")[0] for answer in answers] == ["(2, 'b')", "(1, 'a')"]
+
+
 # The environment and the runtime.
 
 

@@ -164,11 +164,11 @@ class Keeper:
             send(member.owner, reason="lost")
             return
         try:
+            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             files = point.files if self._may_reuse(point) else self._copy(point.files)
         except OSError as error:
             send(member.owner, reason="error", output=str(error), kept=False)
             return
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setsockopt(socket.SOL_SOCKET, _PASS_CREDENTIALS, 1)
         control.setblocking(False)  # what is at the other end may never read
         output, output_end = os.pipe()
