@@ -189,11 +189,12 @@ def test_a_row_with_more_than_one_unlikely_token_that_became_likely_leaves_the_l
     assert held.tolist() == [[1.5, 1.0, 1.5], [1.5] * 3, [1.5] * 3, [1.5] * 3]
 
 
-@pytest.mark.parametrize(("omega", "held"), [(0.1, 0.8), (0.9, 0.9), (1.1, 1.0)])
-def test_a_future_value_is_held_between_four_fifths_and_one(omega, held):
-    got, keep = released_safeguards(
-        torch.tensor([-1.0]), torch.tensor([[6.1]]).log(), torch.tensor([[omega]]), torch.ones(1, 1)
-    )
+@pytest.mark.parametrize(
+    ("ratio", "omega", "held"), [(6.1, 0.1, 0.8), (6.1, 0.9, 0.9), (6.1, 1.1, 1), (5.9, 1.1, 1.1)]
+)
+def test_above_a_ratio_of_six_a_future_value_is_held_between_four_fifths_and_one(ratio, omega, held):
+    log_ratios, omegas = torch.tensor([[ratio]]).log(), torch.tensor([[omega]])
+    got, keep = released_safeguards(torch.tensor([-1.0]), log_ratios, omegas, torch.ones(1, 1))
     assert got.item() == pytest.approx(held) and keep.tolist() == [True]
 
 
