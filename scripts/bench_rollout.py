@@ -20,7 +20,7 @@ import logging
 import os
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from rollout_arms import BLOCK_SIZE, Bench, build, checkpoint, run_barrier, run_
 from rollout_workload import Meter, Workload, make_workload
 
 from trl_agentic.rollout.policy import EntropyBranching
+from trl_agentic.types import BranchTree
 
 ARMS = {"trl": "TRL's tool loop", "barrier": "barrier and pool", "ours": "events (ours)"}
 GROUP_SIZE = 8
@@ -73,17 +74,10 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def needed_tokens(bench: Bench, workload: Workload) -> int:
+def needed_tokens(trees: Sequence[BranchTree]) -> int:
     """Tokens that no cache can hold: each prompt and each result once."""
-    _, trees = run_ours(bench, without_latency(workload), 0)
-    prompts = sum(len(tree.prompt_ids) for tree in trees)
     results = sum(len(s) for tree in trees for t in tree.trajectories for s in t.segments if not s.sampled)
-    return prompts + results
-
-
-def without_latency(workload: Workload) -> Workload:
-    """The same workload with tools that answer at once."""
-    return replace(workload, rollouts=[[replace(turn, latency_s=0.0) for turn in t] for t in workload.rollouts])
+    return sum(len(tree.prompt_ids) for tree in trees) + results
 
 
 def facts(meter: Meter, workload: Workload, needed: int) -> dict[str, float]:
@@ -103,13 +97,13 @@ def facts(meter: Meter, workload: Workload, needed: int) -> dict[str, float]:
 def run_once(bench: Bench, args: argparse.Namespace, median_s: float, seed: int, free_s: float | None) -> dict:
     """All loops on one workload, one after another, and its bound; `free_s` is the engine's time with free tools."""
     workload = make_workload(bench.tokenizer, NUM_PROMPTS, GROUP_SIZE, median_s, seed)
-    needed = needed_tokens(bench, workload)
-    arms: dict[str, Callable[[], Meter]] = {
-        "ours": lambda: run_ours(bench, workload, args.num_workers)[0],
-        "barrier": lambda: run_barrier(bench, workload, args.num_workers),
-        "trl": lambda: run_trl(bench, workload),
+    ours, trees = run_ours(bench, workload, args.num_workers)
+    meters = {
+        "ours": ours,
+        "barrier": run_barrier(bench, workload, args.num_workers),
+        "trl": run_trl(bench, workload),
     }
-    runs = {name: facts(run(), workload, needed) for name, run in arms.items()}
+    runs = {name: facts(meter, workload, needed_tokens(trees)) for name, meter in meters.items()}
     engine_s = runs["ours"]["busy_s"] if free_s is None else free_s
     path_s = workload.critical_path_s(runs["ours"]["median_step_s"])
     seconds = ", ".join(f"{ARMS[name]} {run['wall_s']:.2f}" for name, run in runs.items())
@@ -140,7 +134,7 @@ def measure_overhead(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
     last = [replace(turns[-1], num_tokens=96) for turns in workload.rollouts]
     workload = replace(workload, rollouts=[[turn] for turn in last])
     pairs = []
-    for _ in range(max(2 * args.repeats, 5)):
+    for _ in range(max(2 * args.repeats, 3)):
         plain, ours = run_generate(bench, workload), run_ours(bench, workload, args.num_workers)[0]
         pairs.append((ours.wall_s, plain.wall_s))
     ratios = sorted(ours / plain for ours, plain in pairs)
