@@ -42,6 +42,8 @@ class Limits:
             Tokens of the completion, tool results included.
         max_tool_turns (`int`, *optional*, defaults to `5`):
             Turns with tool calls. One further turn is answered with a note that none are left.
+        max_calls (`int`, *optional*):
+            Calls in all, where a turn may hold several. Those beyond are answered with the same note.
         max_invalid_turns (`int`, *optional*, defaults to `3`):
             Turns in a row whose calls are all broken.
         timeout_s (`float`, *optional*):
@@ -50,6 +52,7 @@ class Limits:
 
     max_completion_length: int
     max_tool_turns: int = 5
+    max_calls: int | None = None
     max_invalid_turns: int = 3
     timeout_s: float | None = None
 
@@ -160,8 +163,8 @@ class RolloutLoop:
             self._end_segment(path, event, calls)
         wait_s = 0.0 if self.engine.num_unfinished else 0.05
         for key, results in self.runtime.poll(wait_s):
-            if key in self._paths:
-                self._resume(self._paths.pop(key), results, tested)
+            if (path := self._paths.pop(key, None)) is not None:
+                self._resume(path, [*results, *map(_refused, path.refused)], tested)
         self._branch(tested)
 
     def _receive(
@@ -220,13 +223,14 @@ class RolloutLoop:
 
     def _call(self, path: Path, calls: tuple[ToolCall, ...]) -> None:
         """Run the calls of one turn, unless the budget is used up."""
-        if path.num_tool_turns > self.limits.max_tool_turns:
+        if path.was_refused:
             return path.end(Status.TOOL_BUDGET)
-        if path.num_tool_turns == self.limits.max_tool_turns:
-            return self._resume(path, [ToolResult(call, BUDGET_NOTE, CallStatus.BUDGET) for call in calls], None)
-        path.calls = calls
+        left = len(calls) if self.limits.max_calls is None else max(self.limits.max_calls - len(path.results), 0)
+        if path.num_tool_turns >= self.limits.max_tool_turns or not left:
+            return self._resume(path, [*map(_refused, calls)], None)
+        path.calls, path.refused = calls[:left], calls[left:]
         self._paths[path.calls_id] = path
-        return self.runtime.submit(path.calls_id, calls, path.state)
+        return self.runtime.submit(path.calls_id, path.calls, path.state)
 
     def _resume(self, path: Path, results: list[ToolResult], tested: list[tuple[Path, BranchPoint]] | None) -> None:
         """Append the results of one turn and go on sampling; a turn without results to think about is not tested."""
@@ -290,3 +294,7 @@ class RolloutLoop:
             self.engine.abort(key)
             self.runtime.abandon(key)
         self._paths.clear()
+
+
+def _refused(call: ToolCall) -> ToolResult:
+    return ToolResult(call, BUDGET_NOTE, CallStatus.BUDGET)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..tools.state import ToolState
-from ..types import BranchPoint, BranchTree, Kind, Segment, Status, ToolCall, ToolResult, Trajectory, cut
+from ..types import BranchPoint, BranchTree, CallStatus, Kind, Segment, Status, ToolCall, ToolResult, Trajectory, cut
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Path:
         self.parent = parent
         self.initial_entropy = initial_entropy
         self.untested: int | None = None  # fork position of the tool turn that is under test
-        self.calls: tuple[ToolCall, ...] = ()  # those that run
+        self.calls: tuple[ToolCall, ...] = ()  # those that run ...
+        self.refused: tuple[ToolCall, ...] = ()  # ... and those of the same turn that the budget does not allow
         self.status: Status | None = None
         self._segments = list(segments)
         self.origin = origin
@@ -133,6 +134,11 @@ class Path:
         return sum(bool(segment.results) for segment in self._segments)
 
     @property
+    def was_refused(self) -> bool:
+        """Whether a call was answered with the note that none are left."""
+        return any(result.status is CallStatus.BUDGET for result in self.results)
+
+    @property
     def num_invalid_turns(self) -> int:
         """Turns at the end, one after the other, whose calls were all broken."""
         count = 0
@@ -158,7 +164,7 @@ class Path:
 
     def append(self, segment: Segment) -> None:
         """Close the sampled segment and add tool results."""
-        self.calls = ()
+        self.calls = self.refused = ()
         self._close_segment()
         self._segments.append(segment)
 

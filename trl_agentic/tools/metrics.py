@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from ..types import CallStatus, ToolResult
@@ -24,7 +25,8 @@ def tool_metrics(results: Sequence[ToolResult]) -> dict[str, float]:
             For each tool `tools/{name}/calls`, `tools/{name}/failure_rate`, `tools/{name}/cache_hit_rate`,
             `tools/{name}/truncation_rate`, `tools/{name}/retries` (a count), and over the calls that were run (no
             wrong arguments, no cache hit) `tools/{name}/latency_s` (their mean), `tools/{name}/latency_p50_s` and
-            `tools/{name}/latency_p95_s`; for each status but `ok` that occurred the count `tools/failures/{status}`.
+            `tools/{name}/latency_p95_s`; for each status but `ok` that occurred the count `tools/failures/{status}`, and
+            `tools/{name}/failures/{status}` for the tools that exist.
     """
     metrics: dict[str, float] = {}
     by_name: dict[str, list[ToolResult]] = {}
@@ -40,16 +42,18 @@ def tool_metrics(results: Sequence[ToolResult]) -> dict[str, float]:
 
 
 def _one_tool(calls: Sequence[ToolResult]) -> dict[str, float]:
+    failures = Counter(call.status.value for call in calls if call.status is not CallStatus.OK)
     latencies = sorted(call.latency_s for call in calls if not call.status.is_invalid and not call.cached)
     return {
         "calls": float(len(calls)),
         "latency_s": sum(latencies) / len(latencies) if latencies else 0.0,
         "latency_p50_s": _quantile(latencies, 0.50),
         "latency_p95_s": _quantile(latencies, 0.95),
-        "failure_rate": sum(call.status is not CallStatus.OK for call in calls) / len(calls),
+        "failure_rate": failures.total() / len(calls),
         "cache_hit_rate": sum(call.cached for call in calls) / len(calls),
         "truncation_rate": sum(call.truncated for call in calls) / len(calls),
         "retries": float(sum(max(call.attempts - 1, 0) for call in calls)),
+        **{f"failures/{status}": float(count) for status, count in failures.items()},
     }
 
 

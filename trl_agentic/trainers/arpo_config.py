@@ -97,6 +97,8 @@ class ARPOConfig(GRPOConfig):
             chat template), or `"auto"`: the template if it supports tools, else tags.
         max_tool_calling_iterations (`int`, *optional*, defaults to `5`):
             Turns with tool calls per trajectory.
+        max_tool_calls (`int`, *optional*):
+            Tool calls per trajectory, where a turn may hold several. No limit of their own by default.
         max_invalid_tool_calls (`int`, *optional*, defaults to `3`):
             Turns in a row that may consist of broken calls only.
         max_tool_result_tokens (`int`, *optional*, defaults to `1024`):
@@ -155,6 +157,7 @@ class ARPOConfig(GRPOConfig):
     max_tool_calling_iterations: int | None = field(
         default=5, metadata={"help": "Turns with tool calls per trajectory."}
     )
+    max_tool_calls: int | None = field(default=None, metadata={"help": "Tool calls per trajectory."})
     max_invalid_tool_calls: int = field(
         default=3, metadata={"help": "Turns in a row that may consist of broken calls only."}
     )
@@ -199,6 +202,8 @@ class ARPOConfig(GRPOConfig):
             raise ValueError(
                 f"`max_tool_calling_iterations` must be at least 0, got {self.max_tool_calling_iterations}."
             )
+        if self.max_tool_calls is not None and self.max_tool_calls < 1:
+            raise ValueError(f"`max_tool_calls` must be at least 1, or None for no limit; got {self.max_tool_calls}.")
         if not 0 <= self.branch_probability <= 1:
             raise ValueError(f"`branch_probability` must be between 0 and 1, got {self.branch_probability}.")
         self._check_deadlines()

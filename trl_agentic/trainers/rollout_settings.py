@@ -33,6 +33,7 @@ def rollout_limits(trainer: AgenticTrainer) -> Limits:
     return Limits(
         max_completion_length=trainer.max_completion_length,
         max_tool_turns=trainer.max_tool_calling_iterations,
+        max_calls=trainer.args.max_tool_calls,
         max_invalid_turns=trainer.args.max_invalid_tool_calls,
         timeout_s=trainer.rollout_states.remaining_s,
     )
