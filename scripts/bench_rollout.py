@@ -7,9 +7,10 @@ Compare rollout loops over the same colocated vLLM: TRL's own, a barrier with a 
     python scripts/bench_rollout.py --model runs/smollm2 --output_dir runs/bench_rollout_smollm2
 
 All loops get the same prompts, 64 rollouts of 1 to 4 turns of 16 to 96 tokens, and the same tool latencies
-(log-normal, sigma 0.8). No loop can beat the bound: the larger of the engine's time with free tools and the longest
-rollout's own time (its tokens times the median step, and its latencies). Figures are medians over workloads, ratios
-are taken workload by workload; run it alone. Writes `results.json`, `results.md` and `results.png`.
+(log-normal, sigma 0.8). No loop can beat the bound: the larger of the engine's time with free tools, in the loop that
+needs least, and the longest rollout's own time (its tokens times the median step of our loop, and its latencies).
+Figures are medians over workloads, ratios are taken workload by workload; run it alone. Writes `results.json`,
+`results.md` and `results.png`.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def run_once(bench: Bench, args: argparse.Namespace, median_s: float, seed: int,
         "trl": run_trl(bench, workload),
     }
     runs = {name: facts(meter, workload, needed_tokens(trees)) for name, meter in meters.items()}
-    engine_s = runs["ours"]["busy_s"] if free_s is None else free_s
+    engine_s = min(run["busy_s"] for run in runs.values()) if free_s is None else free_s
     path_s = workload.critical_path_s(runs["ours"]["median_step_s"])
     seconds = ", ".join(f"{ARMS[name]} {run['wall_s']:.2f}" for name, run in runs.items())
     print(f"  {median_s:g} s tools, workload {seed}: {seconds}; bound {max(engine_s, path_s):.2f} s", flush=True)
@@ -123,22 +124,26 @@ def measure_cases(bench: Bench, args: argparse.Namespace) -> dict[float, list[di
     for median_s in sorted({0.0, *args.medians}):
         cases[median_s] = []
         for repeat in range(args.repeats):
-            free_s = cases[0.0][repeat]["arms"]["ours"]["busy_s"] if median_s else None
+            free_s = cases[0.0][repeat]["engine_s"] if median_s else None
             cases[median_s].append(run_once(bench, args, median_s, args.seed + repeat, free_s))
     return cases
 
 
 def measure_overhead(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
-    """Our loop without a tool call against `LLM.generate`, entropies on in both, in turns."""
+    """Our loop without a tool call against `LLM.generate` with and without text, entropies on in all, in turns."""
     workload = make_workload(bench.tokenizer, NUM_PROMPTS, GROUP_SIZE, 0.0, args.seed)
     last = [replace(turns[-1], num_tokens=96) for turns in workload.rollouts]
     workload = replace(workload, rollouts=[[turn] for turn in last])
-    pairs = []
-    for _ in range(max(2 * args.repeats, 3)):
-        plain, ours = run_generate(bench, workload), run_ours(bench, workload, args.num_workers)[0]
-        pairs.append((ours.wall_s, plain.wall_s))
-    ratios = sorted(ours / plain for ours, plain in pairs)
-    return {"pairs_s": pairs, "ratio": statistics.median(ratios), "lowest": ratios[0], "highest": ratios[-1]}
+    rounds = [
+        {
+            "tokens": run_generate(bench, workload, with_text=False).wall_s,
+            "ours": run_ours(bench, workload, args.num_workers)[0].wall_s,
+            "text": run_generate(bench, workload, with_text=True).wall_s,
+        }
+        for _ in range(3 * args.repeats)
+    ]
+    ratios = {name: sorted(each["ours"] / each[name] for each in rounds) for name in ("tokens", "text")}
+    return {"rounds_s": rounds, "over_tokens": ratios["tokens"], "over_text": ratios["text"]}
 
 
 def measure_branching(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:
@@ -185,9 +190,13 @@ def ratio(runs: list[dict], above: str, below: str) -> str:
     def seconds(run: dict, arm: str) -> float:
         return run["bound_s"] if arm == "bound" else run["arms"][arm]["wall_s"]
 
-    ratios = sorted(seconds(run, above) / seconds(run, below) for run in runs)
-    spread = f" ({ratios[0]:.2f} to {ratios[-1]:.2f})" if len(ratios) > 1 and above != below else ""
-    return f"{statistics.median(ratios):.2f}{spread}"
+    return spread(sorted(seconds(run, above) / seconds(run, below) for run in runs))
+
+
+def spread(ratios: list[float]) -> str:
+    """Median of sorted ratios, and the lowest and highest where they differ."""
+    around = f" ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios[0] != ratios[-1] else ""
+    return f"{statistics.median(ratios):.2f}{around}"
 
 
 def case_rows(median_s: float, runs: list[dict]) -> list[list[str]]:
@@ -223,8 +232,9 @@ def markdown(results: dict[str, Any]) -> str:
     overhead, branching = results["overhead"], results["branching"]
     lines += [
         "",
-        f"Without tool calls: {overhead['ratio']:.3f} of the time of `LLM.generate` ({overhead['lowest']:.3f} to "
-        f"{overhead['highest']:.3f} in {len(overhead['pairs_s'])} pairs), entropies on in both.",
+        f"Without tool calls, in {len(overhead['rounds_s'])} rounds with entropies on in all: "
+        f"{spread(overhead['over_tokens'])} of the time of `LLM.generate(detokenize=False)`, "
+        f"{spread(overhead['over_text'])} of that of `LLM.generate` with its defaults.",
         "",
         f"Branching: {branching['num_branches']} branches, each prefilled at most "
         f"{branching['most_tokens_prefilled_by_a_branch']} tokens (blocks of {branching['block_size']}); "

@@ -227,15 +227,14 @@ def run_ours(
     return meter, trees
 
 
-def run_generate(bench: Bench, workload: Workload) -> Meter:
-    """Plain `LLM.generate` of the first turns, entropies measured as in our loop."""
+def run_generate(bench: Bench, workload: Workload, with_text: bool) -> Meter:
+    """Plain `LLM.generate` of the first turns, entropies measured as in our loop, with or without decoding to text."""
     dialect = TagDialect(bench.tokenizer, [workload.tool()])
     prompts = [TokensPrompt(prompt_token_ids=encode(dialect, prompt)) for prompt in row_prompts(workload)]
     params = []
     for at, turns in enumerate(workload.rollouts):
-        own = sampling()
-        own.extra_args = script(turns[0]) | {EXTRA_ARG: f"plain/{at}"}
-        params.append(own)
+        extra = script(turns[0]) | {EXTRA_ARG: f"plain/{at}"}
+        params.append(SamplingParams(max_tokens=MAX_LENGTH - 256, logprobs=0, detokenize=with_text, extra_args=extra))
         STORE.open(f"plain/{at}")
     with metered(bench.llm) as meter:
         outputs = bench.llm.generate(prompts, params, use_tqdm=False)

@@ -139,8 +139,8 @@ def call_tokens(tokenizer: PreTrainedTokenizerBase, label: str) -> tuple[int, ..
 
 
 def markup_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that could begin or end a call, or end the message."""
-    markup = [token for token in range(len(tokenizer)) if {"<", ">", "`"} & set(tokenizer.decode([token]))]
+    """Tokens that could begin a call or a code fence, or end the message."""
+    markup = [token for token in range(len(tokenizer)) if {"<", "`"} & set(tokenizer.decode([token]))]
     return sorted({*markup, *tokenizer.all_special_ids})
 
 
