@@ -104,6 +104,16 @@ def test_what_was_not_read_is_told(server, browser):
     assert "(only the first 2 of 5 pages were read)" in browser(max_pdf_pages=2)(server.url("/pdf"), "Cuba")
 
 
+def test_half_a_page_is_soon_forgotten_by_a_cache_and_the_head_of_a_long_one_is_kept(server, browser):
+    body = PAGE.format("<p>The capital of Cuba is Havana.</p>")
+    server.send("/half", [head(Content_Type="text/html", Content_Length=9_999), body.encode()])
+    server.page("/long", "The capital of Cuba is Havana. " + "x " * 100_000, "text/plain")
+    half, long = (browser()(server.url(path), "capital") for path in ("/half", "/long"))
+    assert isinstance(half, NoResult) and not isinstance(long, NoResult)
+    for text in (half, long):
+        assert "(only the beginning of the page was read)" in text and "[1] The capital of Cuba is Havana." in text
+
+
 def test_the_address_where_the_page_was_found_is_told(server, browser):
     server.send("/old", [head(301, Location="/new", Content_Length=0)])
     server.page("/new", PAGE.format("<p>Havana is a capital.</p>"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -9,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from trl_agentic.tools import (
     ReplayMiss,
     ResultCache,
     ToolRuntime,
+    TransientToolError,
+    cache_file,
     import_arpo_cache,
     tool_options,
 )
@@ -195,19 +199,72 @@ def test_a_tool_that_found_nothing_gives_a_negative_result(tmp_path):
         assert search.ask(cache, "Cuba")[0].cached
 
 
-def test_errors_and_timeouts_are_not_stored(cache):
-    release = threading.Event()
-
-    def fail(query):
+@pytest.mark.parametrize("num_workers", [0, 4], ids=["inline", "threads"])
+def test_failures_answer_a_replay_and_no_other_call(tmp_path, num_workers):
+    async def fail(query):
         if query == "hangs":
-            release.wait(timeout=30.0)
+            await asyncio.sleep(60.0)
         raise ValueError("broken")
 
     search = Search(fail, timeout_s=0.2)
-    for _ in range(2):
-        search.ask(cache, "raises", "hangs")
-    release.set()
+    with ResultCache(tmp_path) as cache:
+        for _ in range(2):
+            search.ask(cache, "raises", "hangs", num_workers=num_workers)
     assert sorted(search.queries) == ["hangs", "hangs", "raises", "raises"]
+    with ResultCache(tmp_path, mode="replay") as cache:
+        raised, hung = search.ask(cache, "raises", "hangs", num_workers=num_workers)
+    assert (raised.status, raised.content) == (CallStatus.ERROR, "ValueError: broken")
+    assert (hung.status, hung.content) == (CallStatus.TIMEOUT, "search did not answer within 0.2 s and was stopped.")
+    assert raised.cached and hung.cached and len(search.queries) == 4
+
+
+def test_a_hung_call_is_stored_before_its_turn_is_answered(tmp_path):
+    release = threading.Event()
+    search = Search(lambda query: release.wait(timeout=60.0), timeout_s=0.1)
+    with ResultCache(tmp_path) as cache:
+        assert search.ask(cache, "Cuba")[0].status is CallStatus.TIMEOUT
+    with ResultCache(tmp_path, mode="replay") as cache:
+        assert search.ask(cache, "Cuba")[0].status is CallStatus.TIMEOUT
+    release.set()
+
+
+def test_a_replay_answers_with_what_came_last_and_a_failure_takes_the_place_of_no_result(tmp_path):
+    answers = iter(["found", ValueError("broken")])
+
+    def answer(query):
+        found = next(answers)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    search = Search(answer)
+    with ResultCache(tmp_path) as cache:
+        search.ask(cache, "Cuba")
+    with ResultCache(tmp_path, mode="refresh") as cache:
+        assert search.ask(cache, "Cuba")[0].status is CallStatus.ERROR
+    with ResultCache(tmp_path, mode="replay") as cache:
+        assert search.ask(cache, "Cuba")[0].content == "ValueError: broken"
+    with ResultCache(tmp_path) as cache:
+        assert search.ask(cache, "Cuba")[0].content == "found"
+
+
+def test_what_fails_because_the_runtime_closes_is_not_stored(tmp_path):
+    begun = threading.Event()
+
+    def busy(query):
+        begun.set()
+        raise TransientToolError("busy", retry_after_s=30.0)
+
+    search = Search(busy, num_retries=3, timeout_s=60.0)
+    with ResultCache(tmp_path) as cache:
+        with ToolRuntime([search.tool], cache=cache) as runtime:
+            runtime.submit("turn", [ToolCall("search", {"query": "Cuba"})])
+            assert begun.wait(timeout=30.0)
+        for thread in threading.enumerate():
+            if thread.name == "trl-agentic-tool-work":
+                thread.join(timeout=30.0)
+    with ResultCache(tmp_path, mode="replay") as cache, pytest.raises(ReplayMiss):
+        search.ask(cache, "Cuba")
 
 
 def test_a_result_that_comes_after_the_deadline_is_not_stored(cache):
@@ -433,6 +490,43 @@ def test_a_file_that_another_process_keeps_locked_is_passed_over(cache, monkeypa
         assert search.ask(patient, "Peru")[0].cached  # back in use
 
 
+def test_a_file_that_is_being_written_to_is_waited_for_by_a_worker_and_not_by_the_engine(cache, monkeypatch):
+    monkeypatch.setattr("trl_agentic.tools.cache_file.BUSY_S", 60.0)
+    search = Search()
+    search.ask(cache, "Cuba")
+    with ResultCache(cache.path.parent) as patient, ToolRuntime([search.tool], cache=patient) as runtime:
+        assert patient.get(patient.key("search", {"query": "Cuba"})) is not None  # both have opened the file
+        other = sqlite3.connect(cache.path, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        start = time.monotonic()
+        runtime.submit("turn", [ToolCall("search", {"query": "Cuba"})])
+        assert time.monotonic() - start < 20.0 and runtime.poll() == []
+        other.execute("ROLLBACK")
+        other.close()
+        (result,) = runtime.poll(wait_s=60.0)[0][1]
+    assert (result.content, result.cached, result.attempts) == ("about Cuba", True, 0)
+    assert search.queries == ["Cuba"] and patient.metrics["cache/errors"] == 0.0
+
+
+def test_a_replay_says_what_keeps_it_from_reading(tmp_path, monkeypatch):
+    monkeypatch.setattr("trl_agentic.tools.cache_file.BUSY_S", 0.1)
+    search = Search()
+    with ResultCache(tmp_path) as cache:
+        search.ask(cache, "Cuba")
+    with ResultCache(tmp_path, mode="replay") as cache:
+        other = sqlite3.connect(cache.path, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(OSError, match=r'could not be read for search\(\{"query":"Cuba"\}\).*database is locked'):
+            search.ask(cache, "Cuba")
+        other.execute("ROLLBACK")
+        assert search.ask(cache, "Cuba")[0].cached
+        other.execute("UPDATE results SET content = ?", [b"x\x9cgarbage"])
+        other.close()
+        with pytest.raises(OSError, match="could not be read for search.*error: Error -3 while decompressing"):
+            search.ask(cache, "Cuba")
+        assert cache.metrics["cache/errors"] == 2.0 and cache.metrics["cache/misses"] == 0.0
+
+
 def test_a_closed_cache_is_passed_over(tmp_path):
     cache = ResultCache(tmp_path)
     cache.close()
@@ -497,9 +591,10 @@ def test_a_process_that_is_killed_while_it_writes_leaves_a_sound_file(tmp_path):
 
 def test_a_forked_process_uses_the_cache_on_its_own(cache):
     stored(cache)
+    parents = {cache._file._reader._connection, cache._file._writer._connection}  # not even closed by the child
     child = os.fork()
     if child == 0:
-        with_own = stored(cache, FOUND, query="of the child") == FOUND
+        with_own = stored(cache, FOUND, query="of the child") == FOUND and parents <= set(cache_file._inherited)
         os._exit(0 if with_own and stored(cache) == FOUND else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert cache.get(cache.key("search", {"query": "of the child"})) == FOUND
@@ -526,6 +621,16 @@ def test_an_arpo_cache_answers_the_same_queries(tmp_path):
         cuba, mars = search.ask(cache, "capital of Cuba", "capital of Mars")
     assert (cuba.content, cuba.cached) == ("Page 1: Havana", True)
     assert (mars.cached, search.queries) == (False, ["capital of Mars"])
+
+
+def test_an_arpo_cache_answers_a_tool_that_has_a_version(tmp_path):
+    (tmp_path / "search_cache.json").write_text('{"capital of Cuba": "Page 1: Havana"}', encoding="utf-8")
+    search = Search(version="2 top_k=3")
+    with ResultCache(tmp_path / "cache") as cache:
+        assert import_arpo_cache(tmp_path / "search_cache.json", cache, tool=search.tool) == 1
+        (found,) = search.ask(cache, "capital of Cuba")
+        assert import_arpo_cache(tmp_path / "search_cache.json", cache, tool=search.tool, version="3") == 1
+    assert (found.content, found.cached, search.queries) == ("Page 1: Havana", True, [])
 
 
 def test_an_import_keeps_what_the_cache_has_already(tmp_path):

@@ -297,11 +297,30 @@ def test_a_backend_that_fails_fails_the_query():
 
 def test_fusion_is_cached_if_a_web_backend_takes_part(monkeypatch):
     monkeypatch.setenv("SERPER_API_KEY", KEY)
-    local = HybridSearch([Ranking("a"), Ranking("b")])
-    web = HybridSearch([Ranking("a"), SerperSearch()])
+    words = BM25Search(DOCUMENTS)
+    local = HybridSearch([words, DenseSearch(DOCUMENTS, static_model())])
+    web = HybridSearch([words, SerperSearch()])
     assert local.cache_version is None and not hasattr(make_search_tool(local), "tool_options")
     assert "Serper" in web.cache_version and make_search_tool(web).tool_options.cached
     assert HybridSearch([web]).cache_version is not None
+    assert HybridSearch([Ranking("a"), SerperSearch()]).cache_version is None  # nobody knows what a ranking depends on
+
+
+def test_other_local_passages_or_vectors_are_another_version_of_a_fusion(monkeypatch, tmp_path):
+    monkeypatch.setenv("SERPER_API_KEY", KEY)
+    fewer = DOCUMENTS[:3]
+    backends = [
+        BM25Search(DOCUMENTS),
+        BM25Search(fewer),
+        DenseSearch(DOCUMENTS, static_model()),
+        DenseSearch(fewer, static_model()),
+        DenseSearch(DOCUMENTS, static_model(), min_score=0.5),
+    ]
+    versions = [HybridSearch([backend, SerperSearch()]).cache_version for backend in backends]
+    assert len(set(versions)) == 5 and None not in versions
+    backends[0].save(tmp_path)
+    again = HybridSearch([BM25Search.load(tmp_path), SerperSearch()])
+    assert again.cache_version == versions[0]
 
 
 def test_fusion_refuses_numbers_out_of_range():

@@ -168,7 +168,9 @@ def test_a_fork_that_hangs_is_given_up_and_its_parent_goes_on():
         turns = collect(runtime)
         release.set()
     assert contents(turns["parent"]) == ["a"]
-    assert child.broken == "copying it at the branch point did not end within 0.2 s and was given up."
+    assert child.broken == (
+        "copying it at the branch point did not end within 0.2 s and was given up; raise tool_timeout_s."
+    )
     assert child.broken in turns["branch"][0].content and child.words == []
 
 
@@ -284,3 +286,42 @@ def test_1000_branches_of_one_state_each_hold_what_their_parent_held():
     assert len(turns) == 2000 and len(root.words) == 1000
     for index, child in enumerate(children):
         assert child.words == [str(number) for number in range(index + 1)] + ["end"]
+
+
+def test_what_stands_behind_an_abandoned_call_that_waits_for_its_rate_goes_on():
+    @tool_options(rate_per_s=0.001)
+    def write(word: str):
+        raise AssertionError("the state's own function runs instead")
+
+    state, other, child = Notebook(), Notebook(), Notebook()
+    with ToolRuntime([write], num_workers=4, timeout_s=30.0) as runtime:
+        runtime.submit("takes the start", writing("a"), other)
+        collect(runtime)
+        runtime.submit("waits a quarter of an hour", writing("b"), state)
+        runtime.fork(state, child, lambda: state.copy_into(child))
+        assert not runtime.settle([child], timeout_s=0.3)  # all workers sleep by now
+        runtime.abandon("waits a quarter of an hour")
+        assert runtime.settle([state, child], timeout_s=20.0)
+    assert state.words == child.words == []
+
+
+def test_what_was_abandoned_before_it_began_is_forgotten(tmp_path):
+    release = threading.Event()
+
+    def block() -> None:
+        release.wait(timeout=30.0)
+
+    @tool_options(cached=True)
+    def look(word: str) -> str:
+        return word
+
+    with ResultCache(tmp_path) as cache, ToolRuntime([block, look], num_workers=1, cache=cache) as runtime:
+        runtime.submit("blocked", [ToolCall("block")])
+        for turn in ("first", "twin"):
+            runtime.submit(turn, [ToolCall("look", {"word": "a"})])
+        runtime.abandon("first")
+        assert len(runtime._twins._first) == 1  # for the twin
+        runtime.abandon("twin")
+        assert not runtime._twins._first
+        release.set()
+        assert set(collect(runtime)) == {"blocked"}

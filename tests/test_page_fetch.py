@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loopback_pages import LoopbackPages, head
 
+from trl_agentic.tools import public_network
 from trl_agentic.tools.options import TransientToolError
 from trl_agentic.tools.page_fetch import PageError, PageFetcher
 from trl_agentic.tools.public_network import is_public
@@ -214,6 +215,14 @@ def test_a_resolver_that_hangs_does_not_outlive_the_deadline(server):
     release.set()
 
 
+def test_a_public_address_of_this_machine_itself_is_refused(server, monkeypatch):
+    monkeypatch.setattr(public_network, "is_public", lambda address: True)  # as if the interface had such an address
+    reader = PageFetcher(ports=[server.port], resolve=lambda host: ["127.0.0.1"])
+    with pytest.raises(PageError, match=r"has the address 127\.0\.0\.1, which is this machine.s own"):
+        reader.fetch(server.url())
+    assert server.requests == []
+
+
 def test_a_closed_port_is_an_error(server):
     with LoopbackPages() as other:
         port = other.port
@@ -333,10 +342,16 @@ def test_a_chunked_body_is_put_together(server):
     assert fetcher(server).fetch(server.url()).content == b"hello"
 
 
+def test_a_body_that_breaks_off_is_told_from_one_that_is_too_long(server):
+    server.send("/", [head(Content_Type="text/plain", Content_Length=10), b"0123"])
+    page = fetcher(server).fetch(server.url())
+    assert (page.content, page.is_complete, page.broke_off) == (b"0123", False, True)
+
+
 def test_of_a_body_that_is_too_long_the_head_is_kept(server):
     server.page("/", b"0123456789")
     page = fetcher(server, max_bytes=4).fetch(server.url())
-    assert (page.content, page.is_complete) == (b"0123", False)
+    assert (page.content, page.is_complete, page.broke_off) == (b"0123", False, False)
     page = fetcher(server, max_bytes=10).fetch(server.url())
     assert (page.content, page.is_complete) == (b"0123456789", True)
 

@@ -308,3 +308,16 @@ def test_a_parser_without_processes_is_refused():
 def test_json_of_any_depth_is_spread_or_left_alone(parser):
     deep = json.dumps({"a": [[[1]]]})
     assert parser.read(deep.encode(), "application/json").text.count("\n") > 3
+
+
+def test_a_forked_process_reads_with_processes_of_its_own(parser):
+    (before,) = parser._idle
+    child = os.fork()
+    if child == 0:
+        text = parser.read(b"of the child", "text/plain", limits=Limits(timeout_s=60)).text
+        num_own = len(children())
+        parser.close()
+        os._exit(0 if (text, num_own, len(children())) == ("of the child", 1, 0) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert parser.read(b"of the parent", "text/plain", limits=Limits(timeout_s=60)).text == "of the parent"
+    assert parser._idle == [before]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import time
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -83,6 +85,12 @@ def test_only_passages_that_share_a_word_are_found():
 def test_case_and_accents_do_not_matter():
     assert tokenize("São Tomé, 1,001 km²") == ["sao", "tome", "1", "001", "km2"]
     assert [passage.title for passage in BM25Search(ISLANDS).search("SAO TOME", top_k=1)] == ["São Tomé"]
+
+
+@given(st.text(st.sampled_from("aZ1_ .-ãÅßﬁ²Σé\u0301\u0300東京ـ\n"), max_size=30))
+def test_words_are_those_of_a_text_whose_marks_were_taken_out_one_by_one(text):
+    plain = unicodedata.normalize("NFKD", text.casefold())
+    assert tokenize(text) == re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
 
 
 def test_a_title_is_searched_along_with_every_passage():

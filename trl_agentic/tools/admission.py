@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..types import CallStatus, ToolCall, ToolResult
-from .cache import ResultCache
-from .jobs import CallJob, CallState, Turn
+from .cache import CachedResult, CacheKey, ResultCache
+from .cache_file import CacheBusyError
+from .jobs import CallJob, CallState, Job, Outcome, Turn
 from .signatures import Tool
 from .texts import bounded_text
 
@@ -52,6 +53,7 @@ class Admission:
 
         Raises:
             ReplayMiss: If the cache is to answer alone, and does not know the call.
+            OSError: If it is to answer alone, and cannot be read.
         """
         answer = self._refusal(call)
         if answer is None:
@@ -75,6 +77,25 @@ class Admission:
         self._answer(turn, position, ToolResult(call, content, status))
         return None
 
+    def look_again(self, job: Job) -> Outcome | None:
+        """What the cache knows of a call that could not be looked up when it came; for a worker, which may wait."""
+        if not isinstance(job, CallJob) or job.key is None or not job.is_unread:
+            return None
+        assert self.cache is not None
+        known = self.cache.get(job.key)
+        if known is None:
+            return None
+        content, is_cut = bounded_text(known.content, self.max_result_chars)
+        return Outcome(known.status, content, known.truncated or is_cut, cached=True)
+
+    def remember(self, job: Job, outcome: Outcome) -> Outcome:
+        """Store what became of a call, for equal ones if it did not fail, else for a replay; returns it."""
+        if isinstance(job, CallJob) and job.key is not None and not outcome.cached:
+            assert self.cache is not None
+            result = CachedResult(outcome.content, outcome.negative, outcome.truncated, outcome.status)
+            self.cache.put(job.key, result)
+        return outcome
+
     def _refusal(self, call: ToolCall) -> tuple[CallStatus, str] | None:
         if call.problem is not None:
             return CallStatus.MALFORMED, call.problem
@@ -94,13 +115,22 @@ class Admission:
             job.function, job.state, job.lanes = function, state, (state,)
         elif self.cache is not None and job.options.cached:
             job.key = self.cache.key(job.name, job.arguments, job.options.version)
-            known = None if job.key is None else self.cache.get(job.key)
+            known = None if job.key is None else self._known(job, job.key)
             if known is not None:
                 latency_s = time.monotonic() - job.created
-                result = ToolResult(job.call, known.content, CallStatus.OK, latency_s, True, known.truncated, 0)
+                result = ToolResult(job.call, known.content, known.status, latency_s, True, known.truncated, 0)
                 self._answer(job.turn, job.position, result)
                 return None
         return job
+
+    def _known(self, job: CallJob, key: CacheKey) -> CachedResult | None:
+        """What the cache knows and can say at once; the engine shares this thread."""
+        assert self.cache is not None
+        try:
+            return self.cache.get(key, wait=False)
+        except CacheBusyError:
+            job.is_unread = True
+            return None
 
     def _answer(self, turn: Turn, position: int, result: ToolResult) -> None:
         content, is_cut = bounded_text(result.content, self.max_result_chars)

@@ -15,6 +15,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from .passages import (
     Passage,
     check_top_k,
     cut_documents,
+    passages_digest,
     read_passages,
     tokenize,
     write_passages,
@@ -106,6 +108,11 @@ class BM25Search:
 
     def __len__(self) -> int:
         return len(self._passages)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the passages."""
+        return f"bm25 {passages_digest(self._passages)}"
 
     def search(self, query: str, top_k: int) -> list[Passage]:
         """

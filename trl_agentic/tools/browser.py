@@ -111,8 +111,10 @@ def make_browser_tool(
         head = "\n".join(filter(None, [page.title, fetched.url, page.remark and f"({page.remark})"]))
         if reader is not None:
             answer = reader.answer(page, question, timeout_s=_left(deadline))
-            return cut_text(f"{head}\n\n{answer}", max_result_chars)
-        return _passages(page, head, question, top_k, max_result_chars)
+            text = cut_text(f"{head}\n\n{answer}", max_result_chars)
+        else:
+            text = _passages(page, head, question, top_k, max_result_chars)
+        return NoResult(text) if fetched.broke_off else text  # a cache soon forgets what may be whole next time
 
     return browse
 

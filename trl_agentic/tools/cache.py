@@ -26,16 +26,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from ..types import CallStatus
 from .cache_file import CacheFile, open_cache_file
 
 logger = logging.getLogger(__name__)
 
 Mode = Literal["read_write", "replay", "refresh"]
 
-_READ = "SELECT content, negative, truncated, stored_at FROM results WHERE key = ?"
-_COLUMNS = "INTO results (key, tool, version, arguments, content, negative, truncated, stored_at)"
-_WRITE = f"INSERT OR REPLACE {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-_FILL = f"INSERT OR IGNORE {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_READ = "SELECT content, status, negative, truncated, stored_at FROM results WHERE key = ?"
+_READ_OK = f"{_READ} AND status = 'ok'"
+_READ_LATEST = f"{_READ} ORDER BY stored_at DESC LIMIT 1"
+_COLUMNS = "INTO results (key, status, tool, version, arguments, content, negative, truncated, stored_at)"
+_WRITE = f"INSERT OR REPLACE {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_FILL = f"INSERT OR IGNORE {_COLUMNS} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class ReplayMiss(LookupError):
@@ -43,10 +46,8 @@ class ReplayMiss(LookupError):
     A call that a replayed run makes is not in the cache.
 
     Args:
-        tool (`str`), arguments (`str`):
-            The call; its arguments as JSON.
-        path (`Path`):
-            The cache.
+        tool (`str`), arguments (`str`), path (`Path`):
+            The call, its arguments as JSON, and the cache.
     """
 
     def __init__(self, tool: str, arguments: str, path: Path):
@@ -78,17 +79,16 @@ class CachedResult:
     A result out of the cache.
 
     Args:
-        content (`str`):
-            The text.
-        negative (`bool`):
-            Whether the tool had found nothing.
-        truncated (`bool`):
-            Whether the text had been cut.
+        content (`str`), negative (`bool`), truncated (`bool`):
+            The text, whether the tool had found nothing, and whether the text had been cut.
+        status ([`~trl_agentic.types.CallStatus`], *optional*, defaults to `CallStatus.OK`):
+            What became of the call. A failure answers nothing but a replay.
     """
 
     content: str
     negative: bool
     truncated: bool
+    status: CallStatus = CallStatus.OK
 
 
 class ResultCache:
@@ -103,9 +103,11 @@ class ResultCache:
     texts are brought to Unicode's NFC; white space and case are kept, since a tool may care (Python does). An argument
     that is left out differs from one that is given its default.
 
-    A fault of the disk never fails a call: the cache is passed over, which is counted, and logged once. A damaged
-    entry is noticed by its checksum and counts as missing. A damaged file is moved aside when it is next opened for
-    writing.
+    A call that failed is stored beside the last one that did not, for a replay alone: the later of both is its answer.
+
+    A fault of the disk never fails a call, except in a replay: the cache is passed over, which is counted, and logged
+    once. A damaged entry is noticed by its checksum and counts as missing. A damaged file is moved aside when it is
+    next opened for writing.
 
     Args:
         directory (`str` or `Path`):
@@ -156,10 +158,8 @@ class ResultCache:
         The key of a call.
 
         Args:
-            tool (`str`), arguments (`Mapping[str, Any]`):
-                The call.
-            version (`str`, *optional*, defaults to `""`):
-                Version of the tool.
+            tool (`str`), arguments (`Mapping[str, Any]`), version (`str`, *optional*, defaults to `""`):
+                The call, and the version of the tool.
 
         Returns:
             [`CacheKey`] or `None`:
@@ -170,13 +170,15 @@ class ResultCache:
         except (TypeError, ValueError, RecursionError):
             return None
 
-    def get(self, key: CacheKey) -> CachedResult | None:
+    def get(self, key: CacheKey, *, wait: bool = True) -> CachedResult | None:
         """
         Look a result up.
 
         Args:
             key ([`CacheKey`]):
                 The call.
+            wait (`bool`, *optional*, defaults to `True`):
+                Whether to wait while somebody is writing to the file. A replay always does.
 
         Returns:
             [`CachedResult`] or `None`:
@@ -184,8 +186,10 @@ class ResultCache:
 
         Raises:
             ReplayMiss: If it is not there, and `mode` is `"replay"`.
+            OSError: If it cannot be read, and `mode` is `"replay"`.
+            CacheBusyError: If somebody is writing, and `wait` is `False`.
         """
-        result = None if self.mode == "refresh" else self._read(key)
+        result = None if self.mode == "refresh" else self._read(key, wait)
         self._count("misses" if result is None else "hits")
         if result is None and self.mode == "replay":
             raise ReplayMiss(key.tool, key.arguments, self.path)
@@ -196,10 +200,8 @@ class ResultCache:
         Store a result; nothing happens with `mode="replay"`.
 
         Args:
-            key ([`CacheKey`]):
-                The call.
-            result ([`CachedResult`]):
-                Its result. An earlier one is replaced.
+            key ([`CacheKey`]), result ([`CachedResult`]):
+                The call and its result. An earlier one of the same status is replaced.
         """
         if self.mode == "replay":
             return
@@ -240,19 +242,29 @@ class ResultCache:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read(self, key: CacheKey) -> CachedResult | None:
+    def _read(self, key: CacheKey, wait: bool) -> CachedResult | None:
+        is_replay = self.mode == "replay"
         try:
-            row = self._file.read(_READ, (key.digest,))
+            row = self._file.read(_READ_LATEST if is_replay else _READ_OK, (key.digest,), wait or is_replay)
             if row is None:
                 return None
-            packed, negative, truncated, stored_at = row
-            result = CachedResult(zlib.decompress(packed).decode(), bool(negative), bool(truncated))
+            packed, status, negative, truncated, stored_at = row
+            text = zlib.decompress(packed).decode()
+            result = CachedResult(text, bool(negative), bool(truncated), CallStatus(status))
             expire_s = self._negative_expire_s if negative else self._expire_s
             is_fresh = expire_s is None or time.time() - stored_at < expire_s
         except (sqlite3.Error, OSError, zlib.error, ValueError, TypeError) as error:  # the last ones: a damaged row
+            if is_replay:
+                raise self._replay_error(key, error) from error
             self._pass_over("read", error)
             return None
-        return result if is_fresh or self.mode == "replay" else None
+        return result if is_fresh or is_replay else None
+
+    def _replay_error(self, key: CacheKey, error: Exception) -> OSError:
+        self._count("errors")
+        what = f"The tool cache {self.path} could not be read for {key.tool}({key.arguments[:500]})"
+        remedy = "A replay has no other answer: end what keeps the file locked, or restore the file."
+        return OSError(errno.EIO, f"{what}: {type(error).__name__}: {error}. {remedy}")
 
     def _pass_over(self, action: str, error: Exception) -> None:
         if self._count("errors") == 1:
@@ -283,4 +295,4 @@ def _normalised(value: Any) -> Any:
 
 def _row(key: CacheKey, result: CachedResult) -> tuple[Any, ...]:
     packed = zlib.compress(result.content.encode("utf-8", "replace"), 1)  # compressed for its checksum as well
-    return (key.digest, *key, packed, result.negative, result.truncated, time.time())
+    return (key.digest, result.status.value, *key, packed, result.negative, result.truncated, time.time())

@@ -17,49 +17,69 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 BUSY_S = 2.0  # how long to wait for another process that writes
-_FORMAT = 1
+_FORMAT = 2
 _TABLE = """
 CREATE TABLE IF NOT EXISTS results (
-    key BLOB PRIMARY KEY, tool TEXT, version TEXT, arguments TEXT,
-    content BLOB, negative INTEGER, truncated INTEGER, stored_at REAL
+    key BLOB, status TEXT, tool TEXT, version TEXT, arguments TEXT,
+    content BLOB, negative INTEGER, truncated INTEGER, stored_at REAL, PRIMARY KEY (key, status)
 )"""
+
+
+# A process must not even close a connection that it inherited by a fork: SQLite would count it as its own.
+_inherited: list[sqlite3.Connection] = []
+
+
+class CacheBusyError(Exception):
+    """Somebody is writing to the file, and the caller does not want to wait."""
 
 
 class _Connection:
     """One connection that any thread may use, and that a forked process replaces by one of its own."""
 
-    def __init__(self, path: Path, read_only: bool):
+    def __init__(self, path: Path, read_only: bool, busy_s: float):
         self._path = path
         self._read_only = read_only
+        self._busy_s = busy_s
         self._lock = threading.Lock()
-        self._owner = 0
+        self._owner = os.getpid()
+        self._is_closed = False
         self._connection: sqlite3.Connection | None = None
 
     @contextlib.contextmanager
     def use(self) -> Iterator[sqlite3.Connection]:
         """The connection, for one thread at a time."""
-        if self._owner != os.getpid():  # the lock may have been held by a thread that a fork left behind
-            self._lock = threading.Lock()
-            self._connection = self._connect()
-            self._owner = os.getpid()
+        self._leave_to_parent()
         with self._lock:
-            if self._connection is None:
+            if self._is_closed:
                 raise sqlite3.ProgrammingError("the cache is closed")
+            if self._connection is None:
+                self._connection = self._connect()
             yield self._connection
 
     def close(self) -> None:
         """Close it for good."""
-        self._owner = os.getpid()
+        self._leave_to_parent()
         with self._lock:
+            self._is_closed = True
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+
+    def _leave_to_parent(self) -> None:
+        """In a forked process: begin anew."""
+        if self._owner == os.getpid():
+            return
+        self._lock = threading.Lock()  # the old one may have been held by a thread that the fork left behind
+        self._owner = os.getpid()
+        if self._connection is not None:
+            _inherited.append(self._connection)
+            self._connection = None
 
     def _connect(self) -> sqlite3.Connection:
         mode = "ro" if self._read_only else "rwc"
         address = f"{self._path.resolve().as_uri()}?mode={mode}"
         connection = sqlite3.connect(
-            address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=8
+            address, uri=True, timeout=self._busy_s, isolation_level=None, check_same_thread=False, cached_statements=8
         )
         # No shared memory and no memory map: a file that is cut short by somebody else would kill the process.
         # Without waiting for the disk, a kill loses nothing; a power failure may damage the file, which is noticed.
@@ -72,7 +92,7 @@ class _Connection:
 
 class CacheFile:
     """
-    Reads and writes the file. A reader never waits for a writer of this process to get its turn.
+    Reads and writes the file. Reading needs no turn among the writers of this process, unless they are in the way.
 
     Args:
         path (`Path`):
@@ -82,12 +102,35 @@ class CacheFile:
     """
 
     def __init__(self, path: Path, read_only: bool):
-        self._reader = _Connection(path, read_only)
-        self._writer = _Connection(path, read_only)
+        self._reader = _Connection(path, read_only, 0.0)
+        self._writer = _Connection(path, read_only, BUSY_S)
 
-    def read(self, statement: str, values: Sequence[Any] = ()) -> tuple[Any, ...] | None:
-        """The first row that a statement yields. Raises `sqlite3.Error`."""
-        with self._reader.use() as connection:
+    def read(self, statement: str, values: Sequence[Any] = (), wait: bool = True) -> tuple[Any, ...] | None:
+        """
+        Read one row.
+
+        Args:
+            statement (`str`), values (`Sequence[Any]`, *optional*, defaults to `()`):
+                The statement, and what stands for its question marks.
+            wait (`bool`, *optional*, defaults to `True`):
+                Whether to wait, up to `BUSY_S` seconds, while somebody else is writing.
+
+        Returns:
+            `tuple[Any, ...]` or `None`: The first row.
+
+        Raises:
+            CacheBusyError: If somebody is writing, and `wait` is `False`.
+            sqlite3.Error: If the file cannot be read.
+        """
+        try:
+            with self._reader.use() as connection:
+                return connection.execute(statement, values).fetchone()
+        except sqlite3.OperationalError as error:
+            if "is locked" not in str(error):
+                raise
+        if not wait:
+            raise CacheBusyError
+        with self._writer.use() as connection:
             return connection.execute(statement, values).fetchone()
 
     def write(self, statement: str, rows: Sequence[Sequence[Any]]) -> int:

@@ -11,13 +11,23 @@ Example:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from .passages import Document, Passage, check_top_k, cut_documents, read_passages, write_passages
+from .passages import (
+    Document,
+    Passage,
+    check_top_k,
+    cut_documents,
+    passages_digest,
+    read_passages,
+    write_passages,
+)
 
 VECTORS_FILE = "vectors.npy"
 
@@ -73,6 +83,12 @@ class DenseSearch:
 
     def __len__(self) -> int:
         return len(self._passages)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of passages and vectors."""
+        vectors = hashlib.sha256(np.ascontiguousarray(self._vectors).data).hexdigest()[:16]
+        return f"dense {passages_digest(self._passages)} {vectors} {self._min_score:g}"
 
     def search(self, query: str, top_k: int) -> list[Passage]:
         """

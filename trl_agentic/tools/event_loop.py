@@ -9,6 +9,8 @@ from collections.abc import Awaitable
 from concurrent.futures import Future
 from typing import Any
 
+from .daemon_threads import DaemonThreads
+
 RESPONSE_S = 1.0  # how long a healthy loop may take to answer
 _RETIRED_POLL_S = 0.1
 
@@ -88,6 +90,7 @@ def _answers(loop: asyncio.AbstractEventLoop) -> bool:
 
 def _start_loop() -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
     loop = asyncio.new_event_loop()
+    loop.set_default_executor(DaemonThreads())  # for `asyncio.to_thread`, which tools use for what blocks
     thread = threading.Thread(target=_serve, args=(loop,), name="trl-agentic-tool-loop", daemon=True)
     thread.start()
     return loop, thread

@@ -141,5 +141,5 @@ def broken_by(job: Job, outcome: Outcome) -> str | None:
         return job.parent.broken
     what = "preparing it" if job.parent is None else "copying it at the branch point"
     if outcome.given_up:
-        return f"{what} did not end within {job.timeout_s:g} s and was given up."
+        return f"{what} did not end within {job.timeout_s:g} s and was given up; raise tool_timeout_s."
     return f"{what} failed with {outcome.content}"

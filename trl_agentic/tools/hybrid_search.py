@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
-from .passages import Passage, SearchBackend, VersionedBackend, check_top_k, identity
+from .daemon_threads import run_together
+from .passages import LocalBackend, Passage, SearchBackend, VersionedBackend, check_top_k, identity
 
 
 class HybridSearch:
@@ -46,10 +47,13 @@ class HybridSearch:
 
     @property
     def cache_version(self) -> str | None:
-        """The versions of the remote backends among them; `None` if all are local."""
-        versions = [backend.cache_version for backend in self._backends if isinstance(backend, VersionedBackend)]
-        known = [version for version in versions if version is not None]
-        return f"hybrid {self._smoothing:g} {self._depth} [{', '.join(known)}]" if known else None
+        """What all of them depend on; `None` if all are local, or if one of them does not say."""
+        remote = [backend.cache_version for backend in self._backends if isinstance(backend, VersionedBackend)]
+        local = [backend.fingerprint for backend in self._backends if isinstance(backend, LocalBackend)]
+        known = [version for version in remote if version is not None]
+        if not known or len(known) + len(local) < len(self._backends):
+            return None
+        return f"hybrid {self._smoothing:g} {self._depth} [{', '.join(known + local)}]"
 
     def search(self, query: str, top_k: int) -> list[Passage]:
         """
@@ -70,8 +74,7 @@ class HybridSearch:
         """
         check_top_k(top_k)
         depth = max(top_k, self._depth)
-        with ThreadPoolExecutor(len(self._backends), thread_name_prefix="trl-agentic-hybrid") as pool:
-            rankings = list(pool.map(lambda backend: backend.search(query, depth), self._backends))
+        rankings = run_together([partial(each.search, query, depth) for each in self._backends], "trl-agentic-hybrid")
         found: dict[tuple[str, ...], Passage] = {}
         scores: dict[tuple[str, ...], float] = {}
         for ranking in rankings:

@@ -71,6 +71,8 @@ class Outcome:
             Whether the tool said that it found nothing.
         given_up (`bool`, *optional*, defaults to `False`):
             Whether the deadline passed while it ran, so that it may still be running.
+        cached (`bool`, *optional*, defaults to `False`):
+            Whether it came from the cache.
     """
 
     status: CallStatus
@@ -78,6 +80,7 @@ class Outcome:
     truncated: bool = False
     negative: bool = False
     given_up: bool = False
+    cached: bool = False
 
 
 @dataclass(eq=False)
@@ -128,6 +131,7 @@ class CallJob(Job):
     arguments: dict[str, Any] = field(kw_only=True)
     function: Callable[..., Any] = field(kw_only=True)
     key: CacheKey | None = None
+    is_unread: bool = False  # somebody was writing to the cache when the call came: it is still to be looked up
     twins: list[CallJob] = field(default_factory=list)
 
     @property
@@ -138,7 +142,7 @@ class CallJob(Job):
     def answer(self, outcome: Outcome, is_twin: bool = False) -> Turn:
         """Set the result of the call, and as a twin's if it is not the one that was run; returns the turn."""
         latency_s = time.monotonic() - (self.created if is_twin else self.started)
-        cached = is_twin and outcome.status is CallStatus.OK
+        cached = outcome.cached or (is_twin and outcome.status is CallStatus.OK)
         result = ToolResult(self.call, outcome.content, outcome.status, latency_s, cached, outcome.truncated)
         self.turn.set(self.position, replace(result, attempts=self.attempts))
         return self.turn
@@ -146,7 +150,7 @@ class CallJob(Job):
 
 @dataclass(eq=False)
 class WorkJob(Job):
-    """Work on a state that is no call of the model: a reset, or a copy of `parent` into `state`."""
+    """Work on a state that is no call of the model: a reset, a replay, or a copy of `parent` into `state`."""
 
     work: Callable[[], None] = field(kw_only=True)
     parent: CallState | None = None

@@ -15,16 +15,17 @@ import ssl
 import time
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from email.utils import parsedate_to_datetime
 from functools import cache
+from ipaddress import ip_address
 from typing import Any
 
 import httpx
 
+from .daemon_threads import DaemonThreads, run_together
 from .options import TransientToolError
-from .snippets import cut_end, snippet_text
+from .snippets import MAX_KEY_CHARS, cut_end, snippet_text
 
 _EXCERPT_BYTES = 2_000  # of the body of an error
 
@@ -44,7 +45,7 @@ class ApiLimits:
         read_timeout_s (`float`, *optional*, defaults to `10.0`):
             Seconds between two pieces of the answer.
         total_timeout_s (`float`, *optional*, defaults to `15.0`):
-            Seconds of the whole request. Only a hung look-up of the host can last longer: the system ends it.
+            Seconds of the whole request, the look-up of its host included.
         max_body_bytes (`int`, *optional*, defaults to `2_000_000`):
             Most bytes of the answer after decompression.
 
@@ -62,6 +63,25 @@ class ApiLimits:
             value = self.__dict__[field.name]
             if not value > 0:
                 raise ValueError(f"{field.name} must be positive, got {value}.")
+
+
+def is_confidential(url: httpx.URL) -> bool:
+    """
+    Whether a key may be sent to an address: nobody on the way can read it.
+
+    Args:
+        url (`httpx.URL`):
+            The address.
+
+    Returns:
+        `bool`: `True` for `https`, and for `http` to this machine.
+    """
+    if url.scheme != "http":
+        return url.scheme == "https"
+    try:
+        return ip_address(url.host).is_loopback
+    except ValueError:
+        return url.host == "localhost"
 
 
 @dataclass(frozen=True)
@@ -95,8 +115,7 @@ def fetch_json(request: httpx.Request, service: str, limits: ApiLimits, redact: 
         SearchError: If the answer is an error that will stay, too large, or no JSON.
     """
     request.headers["Accept-Encoding"] = "gzip"  # the one whose decoder can be stopped at a size
-    with ThreadPoolExecutor(1, thread_name_prefix="trl-agentic-http") as thread:
-        answer = thread.submit(asyncio.run, _exchange(request, service, limits)).result()
+    (answer,) = run_together([lambda: asyncio.run(_exchange(request, service, limits))], "trl-agentic-http")
     _check_status(answer, service, redact)
     if len(answer.body) > limits.max_body_bytes:
         raise SearchError(
@@ -106,6 +125,7 @@ def fetch_json(request: httpx.Request, service: str, limits: ApiLimits, redact: 
 
 
 async def _exchange(request: httpx.Request, service: str, limits: ApiLimits) -> _Answer:
+    asyncio.get_running_loop().set_default_executor(DaemonThreads())  # a look-up that hangs is not waited for
     timeout = httpx.Timeout(limits.read_timeout_s, connect=limits.connect_timeout_s)
     try:
         async with asyncio.timeout(limits.total_timeout_s):
@@ -162,12 +182,14 @@ def _check_status(answer: _Answer, service: str, redact: Callable[[str], str]) -
     if status in (408, 425, 429) or status >= 500:
         what = "is asked too often" if status == 429 else "has a problem of its own"
         raise TransientToolError(f"{service} {what} (HTTP {status}).", _seconds(answer.retry_after))
-    said = redact(snippet_text(answer.body.decode("utf-8", "replace"), _EXCERPT_BYTES))
+    said = snippet_text(answer.body.decode("utf-8", "replace"), _EXCERPT_BYTES, redact)
+    if len(answer.body) == _EXCERPT_BYTES:  # it may end in a part of the key
+        said = said[:-MAX_KEY_CHARS]
     said = f" It said: {cut_end(said, 200)}" if said else ""
     if status in (401, 403):
         raise SearchError(f"{service} refused the key (HTTP {status}); check it, and what it is allowed to do.{said}")
     if 300 <= status < 400:
-        host = redact(_host(answer.location)) or "nowhere"
+        host = _host(answer.location, redact) or "nowhere"
         raise SearchError(
             f"{service} redirects to {host} (HTTP {status}), which is not followed, as the key would go along. "
             "Check base_url."
@@ -175,9 +197,9 @@ def _check_status(answer: _Answer, service: str, redact: Callable[[str], str]) -
     raise SearchError(f"{service} refused the request (HTTP {status}).{said}")
 
 
-def _host(location: str) -> str:
+def _host(location: str, redact: Callable[[str], str]) -> str:
     try:
-        return snippet_text(httpx.URL(location).host, 200) or "the same host"
+        return snippet_text(httpx.URL(location).host, 200, redact) or "the same host"
     except httpx.InvalidURL:
         return ""
 

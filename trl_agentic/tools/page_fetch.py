@@ -58,12 +58,15 @@ class FetchedPage:
             The body, decompressed.
         is_complete (`bool`):
             Whether `content` is all of it: `False` if it was longer than allowed, or shorter than announced.
+        broke_off (`bool`, *optional*, defaults to `False`):
+            Whether it was shorter than announced: another attempt may get more.
     """
 
     url: str
     content_type: str
     content: bytes
     is_complete: bool
+    broke_off: bool = False
 
 
 class PageFetcher:
@@ -208,22 +211,24 @@ class PageFetcher:
         kind = content_type.partition(";")[0].strip().lower()
         if not _READABLE.fullmatch(kind):
             raise PageError(f"{_shown(target)} is {_shown(kind, 100)}, not a page with text.")
-        content, is_complete = self._body(response, deadline)
-        return FetchedPage(str(target), content_type, content, is_complete)
+        content, broke_off = self._body(response, deadline)
+        is_complete = not broke_off and len(content) <= self._max_bytes
+        return FetchedPage(str(target), content_type, content[: self._max_bytes], is_complete, broke_off)
 
     def _body(self, response: httpx.Response, deadline: float) -> tuple[bytes, bool]:
+        """What comes of a body, up to a piece beyond the limit, and whether it broke off."""
         content = bytearray()
         try:
             for piece in _inflated(response):
                 content += piece
                 if len(content) > self._max_bytes:
-                    return bytes(content[: self._max_bytes]), False
+                    break
                 seconds_left(deadline)
         except (httpcore.RemoteProtocolError, httpcore.ReadError):
             if not content:
                 raise
-            return bytes(content), False  # the connection broke off: what came can be read
-        return bytes(content), True
+            return bytes(content), True  # what came can be read
+        return bytes(content), False
 
 
 def _inflated(response: httpx.Response) -> Iterator[bytes]:

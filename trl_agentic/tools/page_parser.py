@@ -62,10 +62,8 @@ class PageParser:
                 raise ImportError(
                     f"Reading pages needs {library}. Install it with `pip install trl-agentic[browser]`."
                 )
-        self._places = threading.Semaphore(num_processes)
-        self._lock = threading.Lock()
-        self._idle: list[_Process] = []
-        self._owner = os.getpid()
+        self._num_processes = num_processes
+        self._begin()
 
     def read(
         self, content: bytes, content_type: str, *, is_complete: bool = True, limits: Limits | None = None
@@ -90,6 +88,7 @@ class PageParser:
         Raises:
             UnreadablePageError: If there is no text, or it was not found in time.
         """
+        self._leave_to_parent()
         limits = Limits() if limits is None else limits
         deadline = time.monotonic() + limits.timeout_s
         if not self._places.acquire(timeout=limits.timeout_s):
@@ -113,6 +112,7 @@ class PageParser:
 
     def warm(self) -> None:
         """Start a process if none is waiting and one may start, without waiting for it."""
+        self._leave_to_parent()
         if self._places.acquire(blocking=False):
             try:
                 process = self._take()
@@ -123,17 +123,31 @@ class PageParser:
 
     def close(self) -> None:
         """End the processes that wait. The next page starts one again."""
+        self._leave_to_parent()
         with self._lock:
             idle, self._idle = self._idle, []
-        if self._owner == os.getpid():  # after a fork they are the parent's
-            for process in idle:
-                process.end()
+        for process in idle:
+            process.end()
 
     def __enter__(self) -> PageParser:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _begin(self) -> None:
+        self._owner = os.getpid()
+        self._places = threading.Semaphore(self._num_processes)
+        self._lock = threading.Lock()
+        self._idle: list[_Process] = []
+
+    def _leave_to_parent(self) -> None:
+        """In a forked process: begin anew. The processes are the parent's, and so are the locks that are held."""
+        if self._owner != os.getpid():
+            idle = self._idle
+            self._begin()
+            for process in idle:
+                process.channel.close()
 
     def _take(self) -> _Process:
         """A process that lives; the caller holds one of the places."""

@@ -20,12 +20,13 @@ from typing import Any
 import httpx
 
 from .bm25_search import BM25Search
-from .json_api import ApiLimits, SearchError, fetch_json
+from .json_api import ApiLimits, SearchError, fetch_json, is_confidential
 from .page_text.decoding import clean
 from .page_text.extraction import PageText
 from .passages import Document, tokenize
 from .texts import cut_text
 
+_KEY_VARIABLE = "OPENAI_API_KEY"
 _PASSAGE_WORDS = 120
 _MAX_ANSWER_BYTES = 2_000_000
 _SYSTEM = (
@@ -59,9 +60,10 @@ class PageReader:
             Address of the endpoint up to `/v1`: `/chat/completions` is appended.
         model (`str`):
             Name of the model, as the endpoint knows it.
-        api_key_env (`str`, *optional*, defaults to `"OPENAI_API_KEY"`):
-            Environment variable that holds the key. It is read at each call and kept nowhere; without it, none is
-            sent.
+        api_key_env (`str`, *optional*):
+            Environment variable that holds the key; `OPENAI_API_KEY` by default, whose key goes to `https` addresses
+            and to this machine alone. To send one anywhere else, name its variable. It is read at each call and kept
+            nowhere; without it, none is sent.
         max_page_chars (`int`, *optional*, defaults to `40_000`):
             Most characters of a page to send, about 10,000 tokens of English.
         max_answer_tokens (`int`, *optional*, defaults to `512`):
@@ -78,7 +80,7 @@ class PageReader:
         base_url: str,
         model: str,
         *,
-        api_key_env: str = "OPENAI_API_KEY",
+        api_key_env: str | None = None,
         max_page_chars: int = 40_000,
         max_answer_tokens: int = 512,
         timeout_s: float = 60.0,
@@ -86,7 +88,7 @@ class PageReader:
         if not _is_plain_address(base_url):
             raise ValueError(
                 "base_url must be an address such as http://localhost:8000/v1, without credentials or query: the key "
-                f"comes from the environment variable {api_key_env}."
+                f"comes from the environment variable {api_key_env or _KEY_VARIABLE}."
             )
         for name, value in (("max_page_chars", max_page_chars), ("max_answer_tokens", max_answer_tokens)):
             if value < 1:
@@ -95,7 +97,7 @@ class PageReader:
             raise ValueError(f"timeout_s must be positive, got {timeout_s}.")
         self.model = model
         self._url = base_url.rstrip("/") + "/chat/completions"
-        self._api_key_env = api_key_env
+        self._key_variable = api_key_env or (_KEY_VARIABLE if is_confidential(httpx.URL(base_url)) else None)
         self._max_page_chars = max_page_chars
         self._max_answer_tokens = max_answer_tokens
         self._timeout_s = timeout_s
@@ -129,7 +131,7 @@ class PageReader:
             ReaderError: If it refuses, or does not answer with a text.
         """
         timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        key = os.environ.get(self._api_key_env, "").strip()
+        key = os.environ.get(self._key_variable, "").strip() if self._key_variable else ""
         request = httpx.Request(
             "POST",
             self._url,
@@ -183,7 +185,7 @@ def best_passages(text: str, question: str, top_k: int) -> list[str]:
     Raises:
         ImportError: If `bm25s` is not installed.
     """
-    if not tokenize(question) or not tokenize(text):
+    if not tokenize(question) or not re.search(r"\w", text):
         return []
     backend = BM25Search([Document("", text)], passage_words=_PASSAGE_WORDS)
     return [passage.text for passage in backend.search(question, top_k)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import unicodedata
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 PASSAGES_FILE = "passages.jsonl"
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,32 @@ class VersionedBackend(Protocol):
         ...
 
 
+@runtime_checkable
+class LocalBackend(Protocol):
+    """A backend that answers too fast to be cached by itself, and that says what it holds."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all that an answer depends on beside the query."""
+        ...
+
+
 def tokenize(text: str) -> list[str]:
     """The words and numbers of a text, without case or accents, in order: `"São Tomé, 1,001 km²"` has five."""
     plain = unicodedata.normalize("NFKD", text.casefold())
-    return re.findall(r"\w+", "".join(character for character in plain if not unicodedata.combining(character)))
+    return re.findall(r"\w+", _NOT_ASCII.sub(_without_accents, plain))
+
+
+def _without_accents(run: re.Match[str]) -> str:
+    return "".join(character for character in run[0] if not unicodedata.combining(character))
+
+
+def passages_digest(passages: Iterable[Document]) -> str:
+    """A digest of passages in their order."""
+    digest = hashlib.sha256()
+    for passage in passages:
+        digest.update(json.dumps([passage.title, passage.text]).encode() + b"\n")
+    return digest.hexdigest()[:16]
 
 
 def split_passages(text: str, max_words: int) -> list[str]:

@@ -140,11 +140,20 @@ class PublicNetwork(httpcore.NetworkBackend):
             if share <= 0:
                 break
             try:
-                return self._network.connect_tcp(str(address), port, share, local_address, socket_options)
+                stream = self._network.connect_tcp(str(address), port, share, local_address, socket_options)
+                return self._foreign(host, address, stream)
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 if number == len(addresses):
                     raise
         raise httpcore.ConnectTimeout(f"{host} does not answer")
+
+    def _foreign(self, host: str, address: IPAddress, stream: httpcore.NetworkStream) -> httpcore.NetworkStream:
+        """The connection, unless it leads to this machine, which may have a public address of its own."""
+        own = stream.get_extra_info("client_addr")  # from an address of one's own, one connects to it from itself
+        if own is None or ipaddress.ip_address(own[0]) != address or plain_host(host) in self._private_hosts:
+            return stream
+        stream.close()
+        raise RefusedAddressError(f"{host} has the address {address}, which is this machine's own.")
 
     def _addresses(self, host: str, deadline: float) -> list[IPAddress]:
         """What a host resolves to; an address is its own."""

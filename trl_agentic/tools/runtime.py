@@ -19,9 +19,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..types import ToolCall, ToolResult
+from ..types import CallStatus, ToolCall, ToolResult
 from .admission import Admission
-from .cache import CachedResult, ResultCache
+from .cache import ResultCache
 from .event_loop import EventLoops
 from .execution import Execution, broken_by, failure, timeout
 from .jobs import CallJob, CallState, Job, Outcome, Turn, WorkJob
@@ -91,7 +91,9 @@ class ToolRuntime:
         self._cache = cache
         self._admission = Admission(self._tools, timeout_s, max_result_chars, cache)
         self._loops = EventLoops()
-        self._pool = WorkerPool(num_workers, self._execute, timeout, self._finish)
+        self._pool = WorkerPool(
+            num_workers, self._execute, lambda job: self._admission.remember(job, timeout(job)), self._finish
+        )
         self._execution = Execution(self._loops, self._pool.closing, self._pool.reserve_start, max_result_chars)
         self._lock = self._pool.lock  # guards all that follows
         self._changed = threading.Condition(self._lock)  # a turn is done, or a lane has moved on
@@ -136,7 +138,7 @@ class ToolRuntime:
         Raises:
             ValueError: If a turn of that key is in flight.
             RuntimeError: If the runtime is closed.
-            ReplayMiss: If the cache is to answer alone, and does not know a call.
+            ReplayMiss, OSError: If the cache is to answer alone, and does not know a call, or cannot be read.
         """
         turn = Turn(key, [None] * len(calls), len(calls))
         self._pool.check_open()
@@ -183,8 +185,8 @@ class ToolRuntime:
             turn = self._pending.pop(key, None)
             if turn is not None:
                 turn.abandoned = True
-                for job in turn.waiting:
-                    self._pool.scheduler.discard(job)
+                self._pool.discard(turn.waiting)
+                self._twins.drop_unwanted()
                 self._finished = deque(other for other in self._finished if other is not turn)
                 self._changed.notify_all()
 
@@ -200,15 +202,17 @@ class ToolRuntime:
         """
         self._add_work(WorkJob("", self._timeout_s, state=child, lanes=(parent, child), work=work, parent=parent))
 
-    def prepare(self, state: CallState, work: Callable[[], None]) -> None:
+    def prepare(self, state: CallState, work: Callable[[], None], num_calls: int = 0) -> None:
         """
         Do something to a state in its turn, such as a reset; the calls submitted later wait for it.
 
         Args:
-            state ([`CallState`]), work (`Callable[[], None]`):
-                The state, and what to do. If that raises or outlives `timeout_s`, the state is broken.
+            state ([`CallState`]), work (`Callable[[], None]`), num_calls (`int`, *optional*, defaults to `0`):
+                The state, what to do, and how many calls that repeats. If it raises, or outlives `timeout_s` and as
+                much again for each call, the state is broken.
         """
-        self._add_work(WorkJob("", self._timeout_s, state=state, lanes=(state,), work=work))
+        timeout_s = self._timeout_s * (1 + num_calls)
+        self._add_work(WorkJob("", timeout_s, state=state, lanes=(state,), work=work))
 
     def settle(self, states: Sequence[CallState], timeout_s: float | None = None) -> bool:
         """
@@ -230,15 +234,13 @@ class ToolRuntime:
         Run one call now and in this thread, past all queues: for work on a state that repeats recorded calls.
 
         Args:
-            call ([`ToolCall`]), state ([`CallState`], *optional*):
-                The call, and the state it is made on.
+            call ([`ToolCall`]), state ([`CallState`], *optional*): The call, and the state it is made on.
 
         Returns:
             [`ToolResult`]: What `poll` would have returned.
         """
         turn = Turn("", [None], 1)
-        job = self._admission.admit(turn, 0, call, state)
-        if job is not None:
+        if (job := self._admission.admit(turn, 0, call, state)) is not None:
             job.answer(self._run_here(job))
         assert turn.results[0] is not None
         return turn.results[0]
@@ -270,22 +272,20 @@ class ToolRuntime:
     def _run_here(self, job: Job) -> Outcome:
         now = time.monotonic()
         job.started = self._pool.reserve_start(job, now)
-        if job.started > now:
-            time.sleep(job.started - now)
+        time.sleep(max(job.started - now, 0.0))
         job.deadline = job.started + job.timeout_s
         return self._execute(job)
 
     def _execute(self, job: Job) -> Outcome:
         """Run a job; whatever the tool does, the outcome says what the model gets to read."""
         try:
-            outcome = self._execution.run(job)
+            outcome = self._admission.look_again(job) or self._execution.run(job)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and not self._num_workers:
                 raise
-            return failure(job, error)
-        if isinstance(job, CallJob) and job.key is not None and not job.expired:
-            assert self._cache is not None
-            self._cache.put(job.key, CachedResult(outcome.content, outcome.negative, outcome.truncated))
+            outcome = failure(job, error)
+        if not job.expired and (outcome.status is CallStatus.OK or not self._pool.closing.is_set()):
+            self._admission.remember(job, outcome)
         return outcome
 
     def _finish(self, job: Job, outcome: Outcome) -> None:

@@ -6,6 +6,7 @@ import html
 import math
 import re
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 # Markup by which search engines set off the words of the query. Anything else in angle brackets may be meant as text.
@@ -14,6 +15,7 @@ _BREAKS = re.compile(r"</?(?:br|p)(?:\s[^<>]*)?/?>", re.IGNORECASE)
 _JOINERS = "\u200c\u200d"  # Persian, Indic scripts and emoji are misspelt without them
 _URL = re.compile(r"https?://[^\s<>\"']+", re.IGNORECASE)
 MAX_URL_CHARS = 2_000
+MAX_KEY_CHARS = 1_000
 
 
 def plain_text(text: str) -> str:
@@ -41,7 +43,7 @@ def _visible(character: str) -> str:
     return "" if unicodedata.category(character) in ("Cc", "Cf", "Cs") else character
 
 
-def snippet_text(value: Any, max_chars: int) -> str:
+def snippet_text(value: Any, max_chars: int, redact: Callable[[str], str] | None = None) -> str:
     """
     Read a title or snippet out of an API's answer.
 
@@ -53,6 +55,8 @@ def snippet_text(value: Any, max_chars: int) -> str:
             What the API put there. Numbers are written out; what is neither text nor number counts as missing.
         max_chars (`int`):
             Most characters of the result, with an ellipsis in the place of what is cut off.
+        redact (`Callable[[str], str]`, *optional*):
+            Takes a key out of the plain text, before it is cut: a part of a key would not be known as one.
 
     Returns:
         `str`:
@@ -62,9 +66,14 @@ def snippet_text(value: Any, max_chars: int) -> str:
         return ""
     if isinstance(value, float) and not math.isfinite(value):
         return ""
-    text = str(value)[: 20 * max_chars]  # what follows takes time for each character
-    text = _BREAKS.sub(" ", _HIGHLIGHTS.sub("", text))
-    return cut_end(plain_text(html.unescape(text)), max_chars)
+    whole = str(value)
+    text = whole[: 20 * max_chars]  # what follows takes time for each character
+    text = plain_text(html.unescape(_BREAKS.sub(" ", _HIGHLIGHTS.sub("", text))))
+    if redact is not None:
+        text = redact(text)
+        if len(whole) > 20 * max_chars:  # the end may be a part of a key
+            text = text[:-MAX_KEY_CHARS]
+    return cut_end(text, max_chars)
 
 
 def cut_end(text: str, max_chars: int) -> str:

@@ -7,6 +7,9 @@ How a branch gets the state of its branch point, in the first of three ways that
 3. replay: a fresh environment is reset with the same row, the recorded calls are made again, and each result is
    compared with the recorded one. A branch whose results differ would be trained behind a prefix that never happened,
    so its state counts as lost: the mismatch is logged and counted, and the model reads so at its next call.
+
+A fork and a copy are made between two calls of the parent. A replay needs what was recorded and nothing else, so that
+the parent and its other branches go on meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..types import ToolCall, ToolResult
+from .runtime import ToolRuntime
 from .state import ToolState, can_fork, fork, fork_all
 
 logger = logging.getLogger(__name__)
@@ -30,15 +34,28 @@ MAX_SHOWN_CHARS = 200
 Perform = Callable[[ToolCall, ToolState], ToolResult]
 
 
+def start_fork(runtime: ToolRuntime, parent: ToolState, child: ToolState) -> None:
+    """
+    Queue the work of [`fork_state`], before all calls that are made on the parent or the child from now on.
+
+    A replay may take the runtime's `timeout_s` for the reset and for each call that it repeats.
+
+    Args:
+        runtime ([`ToolRuntime`]):
+            Runs the work.
+        parent ([`ToolState`]), child ([`ToolState`]):
+            As in [`fork_state`].
+    """
+    if len(child.history) == len(parent.history):
+        runtime.fork(parent, child, lambda: copy_state(parent, child))
+    else:
+        child.observation = parent.observation  # its reset is long done: calls were made since
+    runtime.prepare(child, lambda: replay_state(child, runtime.perform), len(child.history))
+
+
 def fork_state(parent: ToolState, child: ToolState, perform: Perform) -> None:
     """
-    Fill the state of a branch.
-
-    The parent is forked or copied if it stands exactly at the branch point. A child that begins at an earlier position
-    is replayed from the recorded results, whatever the parent offers.
-
-    Where the environment can be neither forked nor copied, every trajectory resets one of its own. The prompt is one
-    for all of them, so what `reset` returns must be the same for one row; otherwise `child.conflict` says so.
+    Fill the state of a branch: [`copy_state`], and where that leaves it empty [`replay_state`].
 
     Args:
         parent ([`ToolState`]):
@@ -51,36 +68,66 @@ def fork_state(parent: ToolState, child: ToolState, perform: Perform) -> None:
     Raises:
         TypeError: If `fork` does not return a new object of the class.
     """
-    child.observation = parent.observation
-    if parent.broken is not None:
-        child.broken = parent.broken
-        return
+    copy_state(parent, child)
+    replay_state(child, perform)
+
+
+def copy_state(parent: ToolState, child: ToolState) -> None:
+    """
+    Fork or copy the parent into the child, if it stands exactly at the branch point, and if it can be done.
+
+    Args:
+        parent ([`ToolState`]), child ([`ToolState`]):
+            As in [`fork_state`].
+
+    Raises:
+        TypeError: If `fork` does not return a new object of the class.
+    """
     start = time.perf_counter()
-    is_present = len(child.history) == len(parent.history)
-    if not (is_present and _duplicate(parent, child)):
-        _replay(child, perform)
+    child.observation = parent.observation
+    child.broken = child.broken or parent.broken
+    if child.broken is None and len(child.history) == len(parent.history):
+        _duplicate(parent, child)
     child.fork_s = time.perf_counter() - start
 
 
-def _duplicate(parent: ToolState, child: ToolState) -> bool:
-    """Fork or copy everything that the parent owns; whether that worked."""
+def replay_state(child: ToolState, perform: Perform) -> None:
+    """
+    Make a state anew and lead it to where its history ends, unless it has been copied.
+
+    Every trajectory then resets an environment of its own. The prompt is one for all of them, so what `reset` returns
+    must be the same for one row; otherwise `child.conflict` says so.
+
+    Args:
+        child ([`ToolState`]), perform (`Callable[[ToolCall, ToolState], ToolResult]`):
+            As in [`fork_state`].
+    """
+    if child.broken is not None or child.made_by is not None:
+        return
+    start, fork_s = time.perf_counter(), child.fork_s
+    _replay(child, perform)
+    child.fork_s = fork_s + time.perf_counter() - start
+
+
+def _duplicate(parent: ToolState, child: ToolState) -> None:
+    """Fork or copy everything that the parent owns, if that is possible."""
     environment, way = parent.environment, "fork"
     if environment is not None and can_fork(environment):
-        child.environment = fork(environment)
+        environment = fork(environment)
     elif environment is not None:
         try:
-            child.environment, way = copy.deepcopy(environment), "copy"
+            environment, way = copy.deepcopy(environment), "copy"
         except NOT_COPYABLE:
-            return False
-        if child.environment is environment:  # a class may answer a copy with itself
-            return False
+            return
+        if environment is parent.environment:  # a class may answer a copy with itself
+            return
+    child.environment = environment
     child.objects = fork_all(parent.objects)
     child.made_by = way
-    return True
 
 
 def _replay(child: ToolState, perform: Perform) -> None:
-    """Make a state anew and lead it to where its history ends."""
+    """Reset a fresh environment, and repeat the calls on it."""
     expected = child.observation
     child.reset()
     child.made_by = "replay"

@@ -27,3 +27,7 @@ class Twins:
         """Note that a call has ended."""
         if job.key is not None and self._first.get(job.key) is job:
             del self._first[job.key]
+
+    def drop_unwanted(self) -> None:
+        """Forget the calls that have not begun and that nobody waits for any more: they never will."""
+        self._first = {key: job for key, job in self._first.items() if job.started or job.is_wanted}

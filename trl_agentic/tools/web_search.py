@@ -12,13 +12,12 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 import httpx
 
-from .json_api import ApiLimits, SearchError, fetch_json
+from .json_api import ApiLimits, SearchError, fetch_json, is_confidential
 from .passages import Passage, check_top_k, identity
 from .snippets import plain_text, snippet_text, snippet_url
 
@@ -173,14 +172,14 @@ class WebSearch:
             return []
         what = f"an object with {sorted(answer)[:10]}" if isinstance(answer, dict) else f"a {type(answer).__name__}"
         raise SearchError(
-            f"{self.api.name} sent {redact(snippet_text(what, 300))}; expected an object with a list of results under "
+            f"{self.api.name} sent {snippet_text(what, 300, redact)}; expected an object with a list of results under "
             f"{'.'.join(self.api.results)}. Check base_url and parameters."
         )
 
     def _passage(self, result: Any, rank: int, redact: Callable[[str], str]) -> Passage:
         fields = result if isinstance(result, dict) else {}
-        title = redact(snippet_text(fields.get("title"), MAX_TITLE_CHARS))
-        text = redact(snippet_text(fields.get(self.api.text), self._max_text_chars))
+        title = snippet_text(fields.get("title"), MAX_TITLE_CHARS, redact)
+        text = snippet_text(fields.get(self.api.text), self._max_text_chars, redact)
         return Passage(title, text, 1.0 / rank, redact(snippet_url(fields.get(self.api.url))))
 
 
@@ -191,13 +190,6 @@ def _check_address(url: str) -> None:
         parsed = httpx.URL("")
     if parsed.userinfo:
         raise ValueError("base_url must be an address without user and password: the key goes in a header.")
-    if parsed.host and (parsed.scheme == "https" or (parsed.scheme == "http" and _is_this_machine(parsed.host))):
+    if parsed.host and is_confidential(parsed):
         return
     raise ValueError(f"base_url must be an https address, or one of this machine, as the key goes there; got {url!r}.")
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -29,7 +29,7 @@ class WorkerPool:
         run (`Callable[[Job], Outcome]`):
             Runs a job in a worker. Must not raise.
         give_up (`Callable[[Job], Outcome]`):
-            The outcome of a job that outlived its deadline. Called with `lock` held.
+            The outcome of a job that outlived its deadline. Called without `lock`, as it may write to a disk.
         finish (`Callable[[Job, Outcome], None]`):
             Takes the outcome of a job, exactly once per job. Called with `lock` held.
 
@@ -83,6 +83,15 @@ class WorkerPool:
             if num_added:
                 self._start_threads()
                 self._work_came.notify(num_added)
+
+    def discard(self, jobs: Iterable[Job]) -> None:
+        """Let jobs that nobody waits for any more hold up nobody; those that run are left alone."""
+        with self.lock:
+            for job in jobs:
+                self.scheduler.discard(job)
+            if self.scheduler.num_waiting:  # the way may be free for others
+                self._start_threads()
+                self._work_came.notify()
 
     def reserve_start(self, job: Job, now: float) -> float:
         """Take the next start that the rate limit of a job's tool allows; returns its time, at least `now`."""
@@ -170,25 +179,36 @@ class WorkerPool:
 
     def _watch(self) -> None:
         """Body of the watcher: give up the jobs that outlive their deadline, and wake workers for rate limits."""
-        with self.lock:
-            while not self.closing.is_set():
-                now = time.monotonic()
-                for job in [job for job in self._running if job.deadline <= now]:
-                    self._expire(job)
-                self._alarm = min((job.deadline for job in self._running), default=math.inf)
-                self._start_threads()
-                start = self.scheduler.next_start()
-                if start <= now:
-                    self._work_came.notify()
-                else:
-                    self._alarm = min(self._alarm, start)
-                self._alarm_moved.wait(None if self._alarm == math.inf else max(self._alarm - now, 0.0))
+        while True:
+            with self.lock:
+                late = self._expire(time.monotonic())
+            outcomes = [(job, self._give_up(job)) for job in late]
+            with self.lock:
+                for job, outcome in outcomes:
+                    self._end(job, outcome)
+                if self.closing.is_set():
+                    return
+                self._wait_for_alarm()
 
-    def _expire(self, job: Job) -> None:
-        job.expired = True
-        if job.future is not None:
-            job.future.cancel()
-        (thread,) = (thread for thread, at in self._threads.items() if at is job)
-        del self._threads[thread]
-        self._abandoned = [thread, *(other for other in self._abandoned if other.is_alive())]
-        self._end(job, self._give_up(job))
+    def _wait_for_alarm(self) -> None:
+        now = time.monotonic()
+        self._alarm = min((job.deadline for job in self._running), default=math.inf)
+        self._start_threads()
+        start = self.scheduler.next_start()
+        if start <= now:
+            self._work_came.notify()
+        else:
+            self._alarm = min(self._alarm, start)
+        self._alarm_moved.wait(None if self._alarm == math.inf else max(self._alarm - now, 0.0))
+
+    def _expire(self, now: float) -> list[Job]:
+        """Abandon the threads of the jobs whose deadline has passed; returns these jobs."""
+        late = [job for job in self._running if job.deadline <= now]
+        for job in late:
+            job.expired = True
+            if job.future is not None:
+                job.future.cancel()
+            (thread,) = (thread for thread, at in self._threads.items() if at is job)
+            del self._threads[thread]
+            self._abandoned = [thread, *(other for other in self._abandoned if other.is_alive())]
+        return late
