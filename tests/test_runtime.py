@@ -310,7 +310,7 @@ def test_an_unknown_tool_is_answered_with_the_tools_there_are():
         ({"text": 3}, "text must be string, got integer"),
         ({"text": ["a"]}, "text must be string, got array"),
         ({"text": None}, "text must be string, got null"),
-        ({"text": "a", "times": "2"}, "times must be integer, got string"),
+        ({"text": "a", "times": "two"}, 'times must be integer, got a text that does not read as one: "two"'),
         ({"text": "a", "times": True}, "times must be integer, got boolean"),
         ({"text": "a", "times": 2.5}, "times must be integer, got number"),
         (["a"], "the arguments are array, not an object"),
@@ -597,7 +597,7 @@ def test_metrics_count_calls_latencies_and_failures():
             result("python", CallStatus.INVALID_ARGUMENTS),
             result("made up", CallStatus.UNKNOWN_TOOL),
             result("search", CallStatus.BUDGET),
-            result("", CallStatus.MALFORMED),
+            result("search", CallStatus.MALFORMED),
         ]
     )
     assert metrics == {
@@ -609,6 +609,8 @@ def test_metrics_count_calls_latencies_and_failures():
         "tools/search/cache_hit_rate": 0.2,
         "tools/search/truncation_rate": 0.2,
         "tools/search/retries": 2.0,
+        "tools/search/failures/timeout": 1.0,
+        "tools/search/failures/invalid_arguments": 1.0,
         "tools/python/calls": 1.0,
         "tools/python/latency_s": 0.0,
         "tools/python/latency_p50_s": 0.0,
@@ -617,6 +619,7 @@ def test_metrics_count_calls_latencies_and_failures():
         "tools/python/cache_hit_rate": 0.0,
         "tools/python/truncation_rate": 0.0,
         "tools/python/retries": 0.0,
+        "tools/python/failures/invalid_arguments": 1.0,
         "tools/failures/timeout": 1.0,
         "tools/failures/invalid_arguments": 2.0,
         "tools/failures/unknown_tool": 1.0,

@@ -21,7 +21,7 @@ class Status(StrEnum):
     TOOL_BUDGET = "tool_budget"  # it asked for another tool call after the last one it was allowed
     INVALID_CALLS = "invalid_calls"  # too many broken calls in a row
     DEADLINE = "deadline"  # the rollout phase ran out of time
-    ERROR = "error"  # the engine gave up on the request
+    ERROR = "error"  # the engine gave up on the request, or the environment could not be reset
 
 
 class CallStatus(StrEnum):

@@ -58,12 +58,13 @@ class Tool:
 
         Returns:
             `tuple[dict[str, Any], str | None]`:
-                The arguments, and what is wrong with them as a sentence, or `None`.
+                The arguments, texts in place of numbers, booleans, lists and objects read as JSON, and what is
+                wrong with them as a sentence, or `None`.
         """
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):  # a thousand opening brackets are no ValueError
                 return {}, self._complain("the arguments are a text, not an object")
         if not isinstance(arguments, dict):
             try:
@@ -76,10 +77,21 @@ class Tool:
             self.signature.bind(**arguments)
         except TypeError as error:
             return {}, self._complain(str(error))
+        arguments = {name: self._read(name, value) for name, value in arguments.items()}
         for name, value in arguments.items():
             if problem := self._mismatch(name, value):
                 return {}, self._complain(problem)
         return arguments, None
+
+    def _read(self, name: str, value: Any) -> Any:
+        """A text where none may stand is read as JSON: a tag holds nothing but text, and models quote numbers."""
+        kinds = self._kinds(name)
+        if not isinstance(value, str) or not kinds or "string" in kinds:
+            return value
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
 
     def _mismatch(self, name: str, value: Any) -> str | None:
         expected = self._parameters().get(name, {})
@@ -87,12 +99,18 @@ class Tool:
             return None
         if "enum" in expected and value not in expected["enum"]:
             return f"{name} must be one of {json.dumps(expected['enum'])}, got {json.dumps(value, default=str)[:100]}"
-        types = expected.get("type", [])
-        types = [types] if isinstance(types, str) else types
-        known = [kind for kind in types if kind in _JSON_TYPES]
-        if not known or any(_has_type(value, kind) for kind in known):
+        kinds = self._kinds(name)
+        if not kinds or any(_has_type(value, kind) for kind in kinds):
             return None
-        return f"{name} must be {' or '.join(known)}, got {_json_type(value)}"
+        allowed = " or ".join(kinds)
+        if isinstance(value, str):
+            return f"{name} must be {allowed}, got a text that does not read as one: {json.dumps(value)[:100]}"
+        return f"{name} must be {allowed}, got {_json_type(value)}"
+
+    def _kinds(self, name: str) -> list[str]:
+        """The JSON types that a parameter may have; none if its schema does not say."""
+        kinds = self._parameters().get(name, {}).get("type", [])
+        return [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind in _JSON_TYPES]
 
     def _complain(self, problem: str) -> str:
         return f"Wrong arguments for {self.name}: {problem}. Expected {self.name}({self._usage()})."
