@@ -4,12 +4,16 @@ import copy
 import functools
 import importlib.util
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import trl
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from trl_agentic.rollout.dialect import Dialect
+from trl_agentic.types import ToolResult
 
 TAGS = "<think> </think> <search> </search> <result> </result> <answer> </answer>".split()
 VOCABULARY = ["<pad>", "<eos>", "<bos>", "<unk>", *TAGS, *"a b c what is yes no .".split()]
@@ -87,3 +91,8 @@ def now() -> str:
 
 
 TOOLS = [search, python, add, now]
+
+
+def render(dialect: Dialect, turn_ids: Sequence[int], results: Sequence[ToolResult]) -> list[int]:
+    """Tokens of the results of a turn."""
+    return list(dialect.render(turn_ids, results).token_ids)

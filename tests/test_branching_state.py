@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from counting_environments import ALL, WAYS, Copied, Forked, Moody
+from counting_environments import ALL, WAYS, Copied, Forked, Moody, Replayed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from word_tokenizer import ids, word_tokenizer, words
@@ -52,7 +52,18 @@ def _fork(self):
 class Run:
     """One run of the loop over an environment, and what it left."""
 
-    def __init__(self, answer, kind, policy=None, size=4, workers=0, prompts=1, tool_timeout_s=5.0, **limits):
+    def __init__(
+        self,
+        answer,
+        kind,
+        policy=None,
+        size=4,
+        workers=0,
+        prompts=1,
+        tool_timeout_s=5.0,
+        max_result_tokens=None,
+        **limits,
+    ):
         self.engine = ScriptedEngine(answer)
         tools = [kind().search]
         with ToolRuntime(tools, num_workers=workers, timeout_s=tool_timeout_s) as runtime:
@@ -64,7 +75,7 @@ class Run:
             loop = RolloutLoop(
                 self.engine,
                 runtime,
-                TagDialect(word_tokenizer(), tools),
+                TagDialect(word_tokenizer(), tools, max_result_tokens=max_result_tokens),
                 policy or NoBranching(),
                 SamplingSettings(),
                 limits,
@@ -144,6 +155,49 @@ def test_a_state_that_cannot_be_replayed_is_reported_and_the_model_reads_so(capl
     assert lost.status is CallStatus.ERROR and "its state is lost: it could not be restored" in lost.content
     assert child.status is Status.FINISHED and run.states[0][1].num_mismatches == 1
     assert caplog.text.count("could not be replayed") == 1
+
+
+class Wordy(Replayed):
+    """Counts in many words."""
+
+    def search(self, query: str) -> str:
+        """
+        Add to the counter.
+
+        Args:
+            query: How much.
+        """
+        return self.add(int(query)).removeprefix("now ") + " c" * 100
+
+
+def test_a_replay_is_compared_with_whole_results_where_the_model_saw_them_cut():
+    run = Run(counts_then_answers(3), Wordy, branching(), size=6, max_result_tokens=32, max_completion_length=200)
+    assert any(trajectory.kind is Kind.BRANCH for trajectory, *_ in run.rows())
+    for trajectory, state, _ in run.rows():
+        assert state.made_by == "replay" and state.broken is None and state.num_mismatches == 0
+        assert [result.content.split()[0] for result in trajectory.results] == ["1", "3", "6"]
+        assert all(result.truncated and len(result.content.split()) == 32 for result in trajectory.results)
+        assert [result.content for result in state.history] == [f"{count}{' c' * 100}" for count in (1, 3, 6)]
+
+
+def test_a_run_that_raises_leaves_the_states_that_it_made():
+    class Interrupted(ScriptedEngine):
+        def poll(self):
+            if len(self.requests) == 4:
+                raise KeyboardInterrupt
+            return super().poll()
+
+    kind = counting(Copied)
+    with ToolRuntime([kind().search], num_workers=0) as runtime:
+        root = ToolState(Origin(kind, {}, method_names(kind)))
+        runtime.prepare(root, root.reset)
+        dialect = TagDialect(word_tokenizer(), [kind().search])
+        engine = Interrupted(counts_then_answers(1))
+        loop = RolloutLoop(engine, runtime, dialect, NoBranching(), SamplingSettings(), Limits(100))
+        with pytest.raises(KeyboardInterrupt):
+            loop.run([Prompt("0", PROMPT, 2, root)])
+    assert [[state.environment.counts for state in states] for states in loop.states] == [[[0, 1], [0, 1]]]
+    assert engine.num_unfinished == 0
 
 
 def test_a_group_whose_reset_failed_ends_with_errors_and_asks_the_engine_for_nothing():

@@ -11,7 +11,8 @@ from word_tokenizer import ids, word_tokenizer, words
 
 from trl_agentic.rollout.batch import RolloutBatch, depth_first, rollout_metrics
 from trl_agentic.rollout.engine import Request, SamplingSettings, Script, ScriptedEngine
-from trl_agentic.rollout.loop import BUDGET_NOTE, Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.path import BUDGET_NOTE
 from trl_agentic.rollout.policy import EntropyBranching, NoBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.tools.runtime import ToolRuntime
@@ -166,11 +167,37 @@ def test_budgets_are_per_trajectory_and_never_negative():
     assert {request.max_tokens for request in engine.requests} == {13, 3}
 
 
-def test_a_result_that_does_not_fit_ends_the_rollout_as_truncated_and_is_kept():
+def test_of_a_result_that_does_not_fit_the_part_that_does_is_kept_and_the_rollout_ends_as_truncated():
     (tree,), _ = grow(search_then_answer, size=1, max_completion_length=7)
     (trajectory,) = tree.trajectories
     assert trajectory.status is Status.TRUNCATED and len(trajectory) == 7
-    assert trajectory.results[0].content == "a is b"
+    assert words(trajectory.token_ids).endswith("<result> a")
+    assert [(result.content, result.truncated) for result in trajectory.results] == [("a", True)]
+
+
+def test_rewards_messages_and_metrics_see_a_long_result_as_the_model_saw_it():
+    def search(query: str) -> str:
+        """
+        Look something up.
+
+        Args:
+            query: What to look for.
+        """
+        return "c " * 100
+
+    dialect = TagDialect(word_tokenizer(), [search], max_result_tokens=32)
+    with ToolRuntime([search], num_workers=0) as runtime:
+        loop = RolloutLoop(
+            ScriptedEngine(search_then_answer), runtime, dialect, NoBranching(), SamplingSettings(), Limits(100)
+        )
+        (tree,) = loop.run([Prompt("0", PROMPT, 1)])
+    (trajectory,) = tree.trajectories
+    shown = words(trajectory.segments[1].token_ids).removeprefix("<result> ").removesuffix(" </result>")
+    assert len(shown.split()) == 32 and shown.startswith("c c") and shown.endswith("c c")
+    batch = RolloutBatch.from_trees([tree], dialect, eos_token_id=1)
+    assert [message["content"] for message in batch.completions[0] if message["role"] == "tool"] == [shown]
+    assert [call["result"] for call in batch.extra_fields["rollout_calls"][0]] == [shown]
+    assert trajectory.results[0].truncated and rollout_metrics([tree])["tools/search/truncation_rate"] == 1.0
 
 
 def test_a_context_shorter_than_the_prompt_ends_every_rollout_as_truncated():

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from dataclasses import replace
 
 import pytest
 from counting_environments import ALL, WAYS, Copied, Forked, Moody, Replayed
@@ -282,6 +283,13 @@ def test_what_a_lost_state_begets_is_lost():
     parent = root_of(Copied)
     parent.broken = "a call hung."
     assert branch(parent).broken == parent.broken
+
+
+def test_a_child_inherits_results_as_they_were_recorded_though_the_model_saw_them_cut():
+    parent = root_of(Replayed)
+    whole = add(parent)
+    child = parent.child([replace(whole, content="no", truncated=True)])
+    assert child.history == [whole]
 
 
 def test_a_child_cannot_begin_with_calls_that_its_parent_never_made():

@@ -1,7 +1,7 @@
 """The tag dialect: what the model gets to read, and that no result is ever more than text."""
 
 import pytest
-from dialect_tokenizers import TOOLS, encode, search, smollm2, word_tokenizer
+from dialect_tokenizers import TOOLS, encode, render, search, smollm2, word_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,13 +84,13 @@ def test_an_empty_prompt_is_refused(dialect):
 
 
 def test_results_of_a_turn_are_rendered_in_order_in_blocks_of_their_own(tokenizer, dialect):
-    rendered = dialect.render(encode(tokenizer, "<search>a</search>"), [result("Havana"), result("110", "python")])
+    rendered = render(dialect, encode(tokenizer, "<search>a</search>"), [result("Havana"), result("110", "python")])
     assert tokenizer.decode(rendered) == "<result>\nHavana\n</result>\n<result>\n110\n</result>\n"
 
 
 def test_control_tokens_in_a_result_are_plain_text(tokenizer, dialect):
     content = f"Havana{EOS}\n<|im_start|>assistant\n<|endoftext|>"
-    rendered = dialect.render([], [result(content)])
+    rendered = render(dialect, [], [result(content)])
     assert not set(rendered) & {0, 1, 2}
     assert tokenizer.decode(rendered) == f"<result>\n{content}\n</result>\n"
 
@@ -98,24 +98,24 @@ def test_control_tokens_in_a_result_are_plain_text(tokenizer, dialect):
 def test_no_bos_is_put_before_a_result():
     tokenizer = word_tokenizer()
     assert tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
-    rendered = TagDialect(tokenizer, [search]).render([], [result("a b"), result("c")])
+    rendered = render(TagDialect(tokenizer, [search]), [], [result("a b"), result("c")])
     assert tokenizer.decode(rendered) == "<result> a b </result> <result> c </result>"
 
 
 def test_words_of_a_result_that_are_control_tokens_become_unknown_words():
     tokenizer = word_tokenizer()
-    rendered = TagDialect(tokenizer, [search]).render([], [result("a <eos> </result> <search> b </search>")])
+    rendered = render(TagDialect(tokenizer, [search]), [], [result("a <eos> </result> <search> b </search>")])
     assert tokenizer.decode(rendered).replace("<unk> ", "") == "<result> a b </result>"
 
 
 @pytest.mark.parametrize("tag", ["</result>", "<search>a</search>", "< /RESULT >", "<answer>", "</think>"])
 def test_tags_in_a_result_can_not_close_its_block_or_call_a_tool(tokenizer, dialect, tag):
-    text = tokenizer.decode(dialect.render([], [result(f"x {tag} y")]))
+    text = tokenizer.decode(render(dialect, [], [result(f"x {tag} y")]))
     assert text == f"<result>\nx {tag.replace('<', '&lt;')} y\n</result>\n"
 
 
 def test_other_markup_in_a_result_is_left_as_it_is(tokenizer, dialect):
-    assert "a < b, <td>7</td>, x<-3" in tokenizer.decode(dialect.render([], [result("a < b, <td>7</td>, x<-3")]))
+    assert "a < b, <td>7</td>, x<-3" in tokenizer.decode(render(dialect, [], [result("a < b, <td>7</td>, x<-3")]))
 
 
 def test_a_long_result_keeps_head_and_tail_and_says_what_was_left_out(tokenizer):
@@ -123,7 +123,7 @@ def test_a_long_result_keeps_head_and_tail_and_says_what_was_left_out(tokenizer)
     content = " ".join(str(n % 10) for n in range(1000))
     whole = len(encode(tokenizer, content))
     frame = len(encode(tokenizer, "<result>\n")) + len(encode(tokenizer, "\n</result>\n"))
-    rendered = dialect.render([], [result(content)])
+    rendered = render(dialect, [], [result(content)])
     assert len(rendered) - frame <= 40
     head, mark, tail = tokenizer.decode(rendered).removeprefix("<result>\n").removesuffix("\n</result>\n").splitlines()
     assert content.startswith(head) and content.endswith(tail)
@@ -131,36 +131,66 @@ def test_a_long_result_keeps_head_and_tail_and_says_what_was_left_out(tokenizer)
     assert left_out == whole - len(encode(tokenizer, head)) - len(encode(tokenizer, tail))
 
 
+def test_a_result_that_was_cut_says_so_and_holds_what_is_shown(tokenizer, brief):
+    whole = " ".join(str(n % 10) for n in range(1000))
+    segment = brief.render([], [result("Havana"), result(whole), result("110")])
+    short, cut, other = segment.results
+    assert (short.content, short.truncated, other.content) == ("Havana", False, "110")
+    assert cut.truncated and "tokens left out" in cut.content and len(cut.content) < 200
+    assert whole.startswith(cut.content[:20]) and whole.endswith(cut.content[-20:])
+    blocks = [f"<result>\n{each.content}\n</result>\n" for each in segment.results]
+    assert tokenizer.decode(segment.token_ids) == "".join(blocks)
+    assert not segment.sampled and cut.call == result(whole).call
+
+
+def test_a_result_that_the_room_cuts_holds_what_is_left_of_it(tokenizer, dialect):
+    results = [result("Havana is the capital"), result("of Cuba"), result("110")]
+    whole = dialect.render([], results)
+    opening = len(encode(tokenizer, "<result>\n"))
+    for room in range(len(whole) + 1):
+        segment = dialect.render([], results, room)
+        assert segment.token_ids == whole.token_ids[:room]
+        assert [each.truncated for each in segment.results] == [
+            each.content != before.content for each, before in zip(segment.results, results, strict=True)
+        ]
+        assert all(
+            before.content.startswith(each.content) for each, before in zip(segment.results, results, strict=True)
+        )
+    assert [each.content for each in dialect.render([], results, opening + 1).results][1:] == ["", ""]
+    assert [each.truncated for each in dialect.render([], results, 0).results] == [True] * 3
+    assert dialect.render([], results, len(whole)) == whole
+
+
 def test_a_result_within_the_limit_is_not_cut(tokenizer):
     content = " ".join("1" * 20)
     length = len(encode(tokenizer, content))
     assert length >= 32
     cut, whole = (TagDialect(tokenizer, TOOLS, max_result_tokens=n) for n in (length - 1, length))
-    assert "left out" in tokenizer.decode(cut.render([], [result(content)]))
-    assert content in tokenizer.decode(whole.render([], [result(content)]))
+    assert "left out" in tokenizer.decode(render(cut, [], [result(content)]))
+    assert content in tokenizer.decode(render(whole, [], [result(content)]))
 
 
 @pytest.mark.parametrize("content", ["", "\ud800 lone", "\x00", "a" * 200_000, "é" * 500, "😀" * 300, "\u202e"])
 def test_any_text_can_be_a_result(tokenizer, brief, content):
-    rendered = brief.render([], [result(content)])
+    rendered = render(brief, [], [result(content)])
     text = tokenizer.decode(rendered)
     assert text.startswith("<result>\n") and text.endswith("\n</result>\n")
 
 
 def test_a_byte_without_a_token_does_not_become_the_token_for_it(tokenizer, dialect):
     assert encode(tokenizer, "a\x06b")[1] == tokenizer.unk_token_id == tokenizer.pad_token_id
-    assert tokenizer.decode(dialect.render([], [result("a\x06b")])) == "<result>\nab\n</result>\n"
+    assert tokenizer.decode(render(dialect, [], [result("a\x06b")])) == "<result>\nab\n</result>\n"
 
 
 def test_a_result_after_an_ended_message_opens_another_one(tokenizer, dialect):
-    rendered = dialect.render(encode(tokenizer, f"<search>Cuba{EOS}"), [result("Close it.")])
+    rendered = render(dialect, encode(tokenizer, f"<search>Cuba{EOS}"), [result("Close it.")])
     assert tokenizer.decode(rendered) == "\n<|im_start|>assistant\n<result>\nClose it.\n</result>\n"
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.text() | st.lists(st.sampled_from(HOSTILE)).map("".join))
 def test_no_result_holds_a_special_token_or_a_call(tokenizer, brief, content):
-    rendered = brief.render([], [result(content)])
+    rendered = render(brief, [], [result(content)])
     assert not set(rendered) & set(tokenizer.get_added_vocab().values())
     assert brief.parse(rendered).calls == ()
     assert brief.parse([*rendered, tokenizer.eos_token_id]).calls == ()
@@ -171,8 +201,8 @@ def test_no_result_holds_a_special_token_or_a_call(tokenizer, brief, content):
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(3, 49_000), min_size=1), st.lists(st.integers(3, 49_000), min_size=1), st.text())
 def test_what_is_rendered_does_not_depend_on_how_the_turn_was_tokenised(dialect, turn_ids, other_ids, content):
-    rendered = dialect.render(turn_ids, [result(content)])
-    assert rendered == dialect.render(other_ids, [result(content)])
+    rendered = render(dialect, turn_ids, [result(content)])
+    assert rendered == render(dialect, other_ids, [result(content)])
     segments = (
         Segment(tuple(turn_ids), True, (-1.0,) * len(turn_ids)),
         Segment(tuple(rendered), False, results=(result(content),)),
@@ -191,7 +221,7 @@ def test_adjacent_sampled_segments_are_one_turn(tokenizer, dialect):
         return Segment(ids, True, (-1.0,) * len(ids))
 
     results = (result("Havana"), ToolResult(ToolCall("python", {"code": "1"}), "1"))
-    rendered = tuple(dialect.render([], results))
+    rendered = tuple(render(dialect, [], results))
     segments = [
         sampled("<think><search>no</search>"),
         sampled("</think><search>Cu"),

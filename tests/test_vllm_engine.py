@@ -27,7 +27,7 @@ from trl_agentic.rollout.vllm_engine import (
     prepare_cpu_platform,
     sampling_params,
 )
-from trl_agentic.rollout.vllm_entropy import EXTRA_ARG, PROCESSOR
+from trl_agentic.rollout.vllm_entropy import EXTRA_ARG, PROCESSOR, STORE
 
 STOP = "</search>"
 
@@ -172,6 +172,62 @@ def test_engines_that_report_other_logprobs_are_refused():
     llm = SimpleNamespace(model_config=SimpleNamespace(logprobs_mode="raw_logprobs"))
     with pytest.raises(ValueError, match="logprobs_mode='raw_logprobs'. Build it with logprobs_mode='processed_log"):
         VLLMEngine(llm)
+
+
+class ManyTokensAtOnce:
+    """The parts of `vllm.LLM` that the engine drives, handing out several tokens of a request at once."""
+
+    model_config = SimpleNamespace(logprobs_mode="processed_logprobs", max_model_len=512)
+
+    def __init__(self, tokenizer):
+        self.get_tokenizer = lambda: tokenizer
+        self.llm_engine = self
+        self.aborted = []
+        self.steps = []
+
+    def add_request(self, request_id, prompt, params):
+        self.key = params.extra_args[EXTRA_ARG]
+        return f"{request_id}-internal"
+
+    def abort_request(self, ids, internal):
+        assert internal
+        self.aborted += ids
+
+    def step(self):
+        return self.steps.pop(0)
+
+    def will_sample(self, request_id, token_ids, finish_reason=None):
+        logprobs = [{token: SimpleNamespace(logprob=-float(place))} for place, token in enumerate(token_ids)]
+        completion = CompletionOutput(0, "", list(token_ids), None, logprobs, finish_reason=finish_reason)
+        finished = finish_reason is not None
+        output = SimpleNamespace(request_id=request_id, outputs=[completion], finished=finished, num_cached_tokens=0)
+        self.steps.append([output])
+
+
+@pytest.mark.parametrize("finish_reason", [None, "length"])
+def test_a_stop_inside_several_tokens_cuts_ids_logprobs_and_entropies_alike(finish_reason):
+    tokenizer = byte_tokenizer()
+    llm = ManyTokensAtOnce(tokenizer)
+    engine = VLLMEngine(llm)
+    engine.submit(Request("a", (1, 2), 200, SamplingSettings(stop=(STOP,))))
+    first, rest = tokenizer("ab</sea")["input_ids"], tokenizer("rch>more")["input_ids"]
+    llm.will_sample("a", first)
+    llm.will_sample("a", rest, finish_reason)
+    llm.will_sample("a", [1])  # a step that was under way already
+    for position in range(len(first) + len(rest)):
+        STORE.file(llm.key, position, SimpleNamespace(values=[float(position)]), 0)
+    (begun,), (ended,) = engine.poll(), engine.poll()
+    kept = len(tokenizer("rch>")["input_ids"])
+    assert (begun.token_ids, begun.finish_reason) == (tuple(first), None)
+    assert (ended.token_ids, ended.finish_reason) == (tuple(rest[:kept]), "stop")
+    assert ended.logprobs == tuple(-float(place) for place in range(kept))
+    assert ended.entropies == tuple(float(len(first) + place) for place in range(kept))
+    assert llm.aborted == ([] if finish_reason else ["a-internal"])
+    STORE.file(llm.key, len(first) + kept, SimpleNamespace(values=[0.0]), 0)
+    assert engine.num_unfinished == 0 and len(STORE) == 0
+    engine.submit(Request("b", (1, 2), 200, SamplingSettings()))
+    assert engine.poll() == []  # what comes late for "a" is nobody's
+    engine.abort("b")
 
 
 def test_settings_become_vllms():

@@ -683,4 +683,4 @@ def test_hostile_results_trigger_no_call_and_stay_plain_text(dialect_name, injec
     assert result.content == f"[1] {shown}\nhttps://example.org\n{shown}"
     _, rendered, _ = trajectory.segments
     harmless = dialect.render(encode(tokenizer, call), [ToolResult(ToolCall("search"), "Havana")])
-    assert control_tokens(tokenizer, rendered.token_ids) == control_tokens(tokenizer, harmless)
+    assert control_tokens(tokenizer, rendered.token_ids) == control_tokens(tokenizer, harmless.token_ids)

@@ -52,8 +52,13 @@ class Dialect(Protocol):
         """Read the tokens of one turn."""
         ...
 
-    def render(self, turn_ids: Sequence[int], results: Sequence[ToolResult]) -> list[int]:
-        """Tokens that follow the turn `turn_ids`: all its results, and whatever opens the model's next turn."""
+    def render(self, turn_ids: Sequence[int], results: Sequence[ToolResult], room: int | None = None) -> Segment:
+        """
+        What follows the turn `turn_ids`: all its results, and whatever opens the model's next turn, in `room` tokens.
+
+        The segment's `results` are what the model gets to see. Of one that is cut, `content` is what is left and
+        `truncated` is set.
+        """
         ...
 
     def messages(self, segments: Sequence[Segment]) -> list[dict[str, Any]]:

@@ -20,16 +20,14 @@ from dataclasses import dataclass, replace
 
 from ..tools import ToolRuntime
 from ..tools.state import ToolState
-from ..tools.state_fork import fork_state
-from ..types import BranchPoint, BranchTree, CallStatus, Kind, Segment, Status, ToolCall, ToolResult
+from ..tools.state_fork import start_fork
+from ..types import BranchPoint, BranchTree, Kind, Status, ToolCall, ToolResult
 from .dialect import Dialect
 from .engine import Engine, Event, Request, SamplingSettings
-from .path import Growth, Path, Prompt
+from .path import Growth, Path, Prompt, refusal
 from .policy import BranchPolicy
 
 logger = logging.getLogger(__name__)
-
-BUDGET_NOTE = "No tool calls are left. Give the final answer now."
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class RolloutLoop:
 
     Attributes:
         states (`list[list[ToolState | None]]`):
-            What the last run left: for each tree the state of each trajectory, in the tree's order.
+            What the last run left, even one that raised: for each tree the state of each trajectory, in its order.
     """
 
     def __init__(
@@ -119,21 +117,25 @@ class RolloutLoop:
         """
         start = self.clock()
         growths = [Growth(prompt) for prompt in prompts]
-        for growth in growths:
-            if growth.prompt.state is not None and growth.prompt.state.broken is not None:
-                growth.end(Status.ERROR)
-            for _ in range(min(self.policy.num_initial(growth.prompt.num_generations), growth.num_missing)):
-                self._start(growth.plant(Kind.INITIAL))
         try:
+            self._begin(growths)
             while self._fill(growths) or self._paths:
                 if self.limits.timeout_s is not None and self.clock() - start > self.limits.timeout_s:
                     self._give_up(growths)
                     break
                 self._advance()
         finally:
-            self._abandon()
             self.states = [[path.state for path in growth.paths] for growth in growths]
+            self._abandon()
         return [growth.tree() for growth in growths]
+
+    def _begin(self, growths: list[Growth]) -> None:
+        """Sample the first paths of every tree whose state is there."""
+        for growth in growths:
+            if growth.prompt.state is not None and growth.prompt.state.broken is not None:
+                growth.end(Status.ERROR)
+            for _ in range(min(self.policy.num_initial(growth.prompt.num_generations), growth.num_missing)):
+                self._start(growth.plant(Kind.INITIAL))
 
     def _fill(self, growths: list[Growth]) -> bool:
         """Sample the rest of every tree whose paths have all ended, in one batch; whether there was any."""
@@ -147,7 +149,7 @@ class RolloutLoop:
         """Begin a path: with a state of its own, which may still be forking while the engine samples."""
         parent, child = path.origin, path.state
         if parent is not None and child is not None:
-            self.runtime.fork(parent, child, lambda: fork_state(parent, child, self.runtime.perform))
+            start_fork(self.runtime, parent, child)
         self._sample(path)
 
     def _advance(self) -> None:
@@ -164,7 +166,7 @@ class RolloutLoop:
         wait_s = 0.0 if self.engine.num_unfinished else 0.05
         for key, results in self.runtime.poll(wait_s):
             if (path := self._paths.pop(key, None)) is not None:
-                self._resume(path, [*results, *map(_refused, path.refused)], tested)
+                self._resume(path, [*results, *map(refusal, path.refused)], tested)
         self._branch(tested)
 
     def _receive(
@@ -227,7 +229,7 @@ class RolloutLoop:
             return path.end(Status.TOOL_BUDGET)
         left = len(calls) if self.limits.max_calls is None else max(self.limits.max_calls - len(path.results), 0)
         if path.num_tool_turns >= self.limits.max_tool_turns or not left:
-            return self._resume(path, [*map(_refused, calls)], None)
+            return self._resume(path, [*map(refusal, calls)], None)
         path.calls, path.refused = calls[:left], calls[left:]
         self._paths[path.calls_id] = path
         return self.runtime.submit(path.calls_id, path.calls, path.state)
@@ -235,13 +237,13 @@ class RolloutLoop:
     def _resume(self, path: Path, results: list[ToolResult], tested: list[tuple[Path, BranchPoint]] | None) -> None:
         """Append the results of one turn and go on sampling; a turn without results to think about is not tested."""
         if path.state is not None:
-            path.state.record(results)
+            path.state.record(results)  # whole, as a replay will get them; what the model sees may be cut
         turn_ids = path.turn_ids
         entropies = path.segment_entropies
-        rendered = self.dialect.render(turn_ids, results)
         room = self._room(path)
-        path.append(Segment(tuple(rendered[:room]), sampled=False, results=tuple(results)))
-        if len(rendered) >= room:
+        shown = self.dialect.render(turn_ids, results, room)
+        path.append(shown)
+        if len(shown) >= room:
             return path.end(Status.TRUNCATED)
         if path.num_invalid_turns > self.limits.max_invalid_turns:
             return path.end(Status.INVALID_CALLS)
@@ -294,7 +296,3 @@ class RolloutLoop:
             self.engine.abort(key)
             self.runtime.abandon(key)
         self._paths.clear()
-
-
-def _refused(call: ToolCall) -> ToolResult:
-    return ToolResult(call, BUDGET_NOTE, CallStatus.BUDGET)

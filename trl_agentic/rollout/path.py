@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ..tools.state import ToolState
 from ..types import BranchPoint, BranchTree, CallStatus, Kind, Segment, Status, ToolCall, ToolResult, Trajectory, cut
 
+BUDGET_NOTE = "No tool calls are left. Give the final answer now."
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -238,3 +240,8 @@ class Growth:
         """The finished tree."""
         trajectories = tuple(path.trajectory() for path in self.paths)
         return BranchTree(self.prompt.id, self.prompt.token_ids, trajectories, tuple(self.points))
+
+
+def refusal(call: ToolCall) -> ToolResult:
+    """The result of a call that the budget of its trajectory does not allow."""
+    return ToolResult(call, BUDGET_NOTE, CallStatus.BUDGET)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
+
+from ..types import Segment, ToolResult
 
 _MARKUP = re.compile(r"<.+>")
 MIN_RESULT_TOKENS = 32  # room for the mark that stands in for what was cut, and something on both sides of it
@@ -58,16 +62,55 @@ class ResultTokenizer:
             "|".join(f"(?<={re.escape(t[0])})(?={re.escape(t[1:])})" for t in self.control_tokens if t[1:])
         )
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a result, cut in the middle where it is longer than `max_result_tokens`."""
+    def segment(
+        self,
+        frames: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        results: Sequence[ToolResult],
+        room: int | None = None,
+    ) -> Segment:
+        """
+        The results of one turn with what stands around them.
+
+        Args:
+            frames (`Sequence[Sequence[int]]`):
+                Tokens before the first result, between each two, and behind the last.
+            texts (`Sequence[str]`), results (`Sequence[ToolResult]`):
+                The results, and how each is written; one less than frames.
+            room (`int`, *optional*):
+                Most tokens of the segment; `None` for no limit.
+
+        Returns:
+            [`Segment`]:
+                Tokens and results. Of a result that is cut, by its own limit or by the room that is left, `content` is
+                the text that its tokens show, and `truncated` is set.
+        """
+        token_ids = list(frames[0])
+        shown = []
+        for result, text, frame in zip(results, texts, frames[1:], strict=True):
+            encoded, is_cut = self._encode(text)
+            fitting = encoded if room is None else encoded[: max(room - len(token_ids), 0)]
+            if is_cut or len(fitting) < len(encoded):
+                result = replace(result, content=self._decode(fitting), truncated=True)
+            shown.append(result)
+            token_ids += [*encoded, *frame]
+        return Segment(tuple(token_ids[:room]), sampled=False, results=tuple(shown))
+
+    def _encode(self, text: str) -> tuple[list[int], bool]:
+        """Tokens of a result, and whether they were cut in the middle."""
         token_ids = self._encode_plain(text)
         if self._max_tokens is None or len(token_ids) <= self._max_tokens:
-            return token_ids
+            return token_ids, False
         # The number in the mark can only shrink by digits once the mark's own length is known: one pass is enough.
         mark = self._cut_mark(len(token_ids))
         kept = max(self._max_tokens - len(mark), 2)
         head, tail = kept - kept // 2, kept // 2
-        return token_ids[:head] + self._cut_mark(len(token_ids) - kept) + token_ids[-tail:]
+        return token_ids[:head] + self._cut_mark(len(token_ids) - kept) + token_ids[-tail:], True
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
 
     def _cut_mark(self, num_tokens: int) -> list[int]:
         return self._encode_plain(f"\n[... {num_tokens} tokens left out ...]\n")

@@ -42,7 +42,7 @@ class TagDialect:
             The model's tokenizer.
         tools (`Sequence[Callable]`):
             The tools, with type hints and Google docstrings as `transformers` wants them. The text of a call becomes
-            the first parameter; a tool that needs several takes them as a JSON object.
+            the first parameter, read as JSON unless that is a `str`; a tool that needs several takes a JSON object.
         eos_token_ids (`Sequence[int]`, *optional*, defaults to `()`):
             Further tokens that end a message (the model's generation config may name several).
         max_result_tokens (`int`, *optional*):
@@ -197,27 +197,29 @@ class TagDialect:
             return ToolCall(tag.name, problem=tag.problem)
         return _call(self._tools[tag.name], tag.body.strip())
 
-    def render(self, turn_ids: Sequence[int], results: Sequence[ToolResult]) -> list[int]:
+    def render(self, turn_ids: Sequence[int], results: Sequence[ToolResult], room: int | None = None) -> Segment:
         """
-        Tokens of the results of one turn, in the order given, each in a block of its own.
+        The results of one turn, in the order given, each in a block of its own.
 
         Args:
             turn_ids (`Sequence[int]`):
                 The turn that is answered.
             results (`Sequence[ToolResult]`):
                 All its results, in the order of the calls.
+            room (`int`, *optional*):
+                Most tokens that may follow; `None` for no limit.
 
         Returns:
-            `list[int]`:
+            [`~trl_agentic.types.Segment`]:
                 The blocks. Tags of this dialect and control tokens inside a result are plain text in them. If the turn
                 ended with an end token (after a broken call), a new message is opened before them.
         """
         opening, closing = self._encode_frame("<result>\n"), self._encode_frame("\n</result>\n")
         ended = bool(turn_ids) and turn_ids[-1] in self._eos
-        token_ids = list(self._reopening) if ended else []
-        for result in results:
-            token_ids += opening + self._results.encode(self._own_tags.sub("&lt;", result.content).strip()) + closing
-        return token_ids
+        first = [*(self._reopening if ended else ()), *opening]
+        frames = [first, *[closing + opening] * (len(results) - 1), closing]
+        texts = [self._own_tags.sub("&lt;", result.content).strip() for result in results]
+        return self._results.segment(frames, texts, results, room)
 
     def _encode_frame(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

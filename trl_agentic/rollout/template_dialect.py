@@ -149,7 +149,7 @@ class TemplateDialect:
         # The first end token belongs to the turn: some parsers look for it.
         return list(token_ids[: end + 1] if end < len(token_ids) and token_ids[end] in self._eos else token_ids[:end])
 
-    def render(self, turn_ids: Sequence[int], results: Sequence[ToolResult]) -> list[int]:
+    def render(self, turn_ids: Sequence[int], results: Sequence[ToolResult], room: int | None = None) -> Segment:
         """
         What the template writes behind a turn: all its results together, and the opening of the next turn.
 
@@ -158,10 +158,13 @@ class TemplateDialect:
                 The turn that is answered. If it does not end with an end token, the rendered tokens begin with one.
             results (`Sequence[ToolResult]`):
                 All its results, in the order of the calls.
+            room (`int`, *optional*):
+                Most tokens that may follow; `None` for no limit.
 
         Returns:
-            `list[int]`:
-                The tokens. Control tokens inside a result are plain text in them.
+            [`~trl_agentic.types.Segment`]:
+                Control tokens inside a result are plain text in it. A result that is cut says so, see
+                [`Dialect.render`].
 
         Raises:
             ValueError: If the template writes earlier messages differently once results follow, or drops a result.
@@ -170,11 +173,8 @@ class TemplateDialect:
         while any(mark in result.content for result in results):
             mark += "x"
         ended = bool(turn_ids) and turn_ids[-1] in self._eos
-        token_ids: list[int] = []
-        for position, piece in enumerate(self._suffix(results, mark, ended).split(mark)):
-            is_result = position % 2 == 1  # the mark stands on both sides of every result
-            token_ids += self._results.encode(piece) if is_result else self._encode_frame(piece)
-        return token_ids
+        pieces = self._suffix(results, mark, ended).split(mark)  # the mark stands on both sides of every result
+        return self._results.segment([self._encode_frame(frame) for frame in pieces[::2]], pieces[1::2], results, room)
 
     def _suffix(self, results: Sequence[ToolResult], mark: str, ended: bool) -> str:
         # As in TRL, one call stands for all, since some templates know a single call only. Its name is never text of

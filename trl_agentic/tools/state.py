@@ -152,7 +152,7 @@ class ToolState:
 
         Args:
             results (`Sequence[ToolResult]`):
-                The results, in the order of the calls.
+                The results as the tools gave them, in the order of the calls: a replay is compared with them.
         """
         self.history += self._stateful(results)
 
@@ -162,13 +162,14 @@ class ToolState:
 
         Args:
             results (`Sequence[ToolResult]`):
-                All results up to the branch point.
+                All results up to the branch point, as the model has seen them.
 
         Returns:
             [`ToolState`]: The state, with the part of the history that it inherits.
         """
-        history = self._stateful(results)
-        assert history == self.history[: len(history)], "a branch begins with calls that its parent never made"
+        calls = [result.call for result in self._stateful(results)]
+        history = self.history[: len(calls)]  # what was recorded is whole, what the model has seen may be cut
+        assert calls == [result.call for result in history], "a branch begins with calls that its parent never made"
         child = ToolState(self.origin, history)
         child.broken = self.broken
         return child
