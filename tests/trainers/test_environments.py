@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from trl import GRPOConfig, GRPOTrainer
 from word_tokenizer import ids, word_tokenizer, words
 
 from trl_agentic.rollout.engine import Script, ScriptedEngine
+from trl_agentic.tools import ReplayMiss
 from trl_agentic.tools.state import Origin, ToolState
 from trl_agentic.trainers import ARPOTrainer
 from trl_agentic.trainers.environments import Environments
@@ -268,6 +270,62 @@ def test_environments_are_closed_after_the_rewards_and_not_before(tmp_path):
     assert len(seen) == 8 and all(each.closed for each in seen)
     assert ours.environments is None and ours.rollout_states.owned == []
     assert score(ours)["advantages"].shape == (8,)  # and the next generation begins anew
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), ReplayMiss("search", "{}", Path("cache")), RuntimeError("engine")], ids=repr
+)
+@pytest.mark.parametrize("factory", [Shelf, Locked])
+def test_environments_are_closed_though_the_rollout_raises(tmp_path, error, factory):
+    opened, closed = [], []
+
+    class Watched(factory):
+        def reset(self, **row):
+            opened.append(self)
+            return super().reset(**row)
+
+        def __deepcopy__(self, memo):
+            if factory is Locked:
+                raise TypeError("cannot be copied")
+            other = Watched()
+            other.reset()
+            return other
+
+        def close(self):
+            closed.append(self)
+
+    class Failing(ScriptedEngine):
+        def poll(self):
+            if len(self.requests) > 8:  # every rollout has had a result
+                raise error
+            return super().poll()
+
+    call = ids("<search> a </search>")
+    ours = environment_trainer(tmp_path, Watched, engine=Failing(lambda request: Script(call)))
+    with pytest.raises(type(error)):
+        score(ours)
+    assert len(opened) == 2 + 8 and set(map(id, closed)) == set(map(id, opened)) and len(closed) == len(opened)
+    assert ours.rollout_states.owned == []
+
+
+def test_roots_are_closed_though_setting_them_up_is_interrupted(tmp_path):
+    closed = []
+
+    class Watched(Shelf):
+        def close(self):
+            closed.append(self)
+
+    ours = environment_trainer(tmp_path, Watched)
+    settle = ours.runtime.settle
+
+    def interrupted(*args):
+        ours.runtime.settle = settle
+        raise KeyboardInterrupt
+
+    ours.runtime.settle = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        score(ours)
+    assert len(closed) == 2 and ours.rollout_states.roots == []
 
 
 def test_evaluation_has_an_environment_per_row(tmp_path):

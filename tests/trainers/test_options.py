@@ -7,11 +7,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from test_equals_grpo import OPTIONS
-from tiny import config, dataset, length_reward, scripted_engine, search, tiny_model_path, trainer
+from tiny import CALL, config, dataset, length_reward, scripted_engine, search, tiny_model_path, trainer
 from transformers import TrainingArguments
 from trl import GRPOConfig
 from word_tokenizer import word_tokenizer, words
 
+from trl_agentic.rollout.engine import Script, ScriptedEngine
+from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.trainers import ARPOTrainer
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
@@ -130,6 +132,22 @@ def test_completion_length_and_tool_turns_are_limits_of_the_whole_trajectory(tmp
     rows = [trajectory for tree in trees for trajectory in tree.trajectories]
     assert max(map(len, rows)) <= 20
     assert max(sum(result.status == "ok" for result in row.results) for row in rows) == 1
+
+
+def test_a_trajectory_makes_32_calls_at_most_however_many_a_turn_holds(tmp_path):
+    class Eager(TagDialect):
+        """Reads every call forty times."""
+
+        def parse(self, token_ids):
+            turn = super().parse(token_ids)
+            return dataclasses.replace(turn, calls=turn.calls * 40)
+
+    ours = trainer(tmp_path, engine=ScriptedEngine(lambda request: Script(CALL)), max_completion_length=2048)
+    ours.dialect = Eager(word_tokenizer(), [search])
+    (tree,) = ours.rollout([dataset()[0]["prompt"]])
+    statuses = [result.status.value for result in tree.trajectories[0].results]
+    assert statuses == ["ok"] * 32 + ["budget"] * 8
+    assert config(tmp_path, max_tool_calls=None).max_tool_calls is None
 
 
 def test_num_generations_eval_groups_the_rows_of_an_evaluation(tmp_path):

@@ -16,7 +16,7 @@ from trl.trainer.utils import get_config_model_id, split_tensor_dict
 
 from ..rollout.batch import RolloutBatch, depth_first
 from ..rollout.engine import Engine
-from ..rollout.loop import Prompt, RolloutLoop
+from ..rollout.path import Prompt
 from ..rollout.policy import BranchPolicy, NoBranching
 from ..rollout.trajectory_file import TrajectoryWriter
 from ..types import BranchTree
@@ -30,7 +30,7 @@ from .keep_trajectories import KeepTrajectories, scored_rows
 from .model_card import write_model_card
 from .non_finite import SkipNonFiniteSteps
 from .reward_guard import RewardGuard
-from .rollout_settings import dialect_for, make_runtime, rollout_limits, sampling_settings
+from .rollout_settings import dialect_for, make_loop, make_runtime
 from .rollout_states import RolloutStates
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class AgenticTrainer(GRPOTrainer):
             name: dialect_for(self, environments.tools_of(name)) if len(environments.kinds) > 1 else self.dialect
             for name in environments.kinds or [None]
         }
-        self.runtime = make_runtime(args, self.rollout_tools)
+        self.runtime, self._closing = make_runtime(self)
         self.rollout_states = RolloutStates(environments, self.runtime, args)
         self.engine = build_engine(self) if engine is None else engine
         self.mask_truncated_completions = False  # TRL guesses by the last token; the status of a rollout knows
@@ -164,27 +164,19 @@ class AgenticTrainer(GRPOTrainer):
         """Sample from prompts whose environments are set up."""
         self._num_rollouts += 1
         prefix = f"{self.state.global_step}-{self.accelerator.process_index}-{self._num_rollouts}"
-        states = self.rollout_states
-        token_ids = [
-            tuple(self._prompt_dialects[name].encode_prompt(prompt))
-            for name, prompt in zip(states.names, prompts, strict=True)
-        ]
+        dialects, states = self._prompt_dialects, self.rollout_states
         planted = [
-            Prompt(f"{prefix}-{number}", ids, num_generations, root)
-            for number, (ids, root) in enumerate(zip(token_ids, states.roots, strict=True))
+            Prompt(f"{prefix}-{number}", tuple(dialects[name].encode_prompt(prompt)), num_generations, root)
+            for number, (prompt, name, root) in enumerate(zip(prompts, states.names, states.roots, strict=True))
         ]
-        loop = RolloutLoop(
-            self.engine,
-            self.runtime,
-            self.dialect,
-            policy or NoBranching(),
-            sampling_settings(self, temperature),
-            rollout_limits(self),
-        )
+        loop = make_loop(self, policy or NoBranching(), temperature)
         self._sync_weights()
         with awake(self), profiling_context(self, "rollout"):
             start = time.perf_counter()
-            trees = loop.run(planted)
+            try:
+                trees = loop.run(planted)
+            finally:
+                states.take(loop.states)
             self._rollout_s = time.perf_counter() - start
         states.keep(trees, loop.states)
         return [depth_first(tree) for tree in trees]
@@ -289,6 +281,14 @@ class AgenticTrainer(GRPOTrainer):
         output = super().train(*args, **kwargs)
         self._last_loaded_step = -1  # `load_best_model_at_end` changes them without a step
         return output
+
+    def close(self) -> None:
+        """
+        End the threads of the tools and close the result cache: after that, nothing can be rolled out any more.
+
+        A trainer that is garbage-collected, or alive when the interpreter ends, does so by itself.
+        """
+        self._closing()
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):
         """Write the card of the run: TRL's, with results, settings, and where the rollouts are."""

@@ -97,8 +97,9 @@ class ARPOConfig(GRPOConfig):
             chat template), or `"auto"`: the template if it supports tools, else tags.
         max_tool_calling_iterations (`int`, *optional*, defaults to `5`):
             Turns with tool calls per trajectory.
-        max_tool_calls (`int`, *optional*):
-            Tool calls per trajectory, where a turn may hold several. No limit of their own by default.
+        max_tool_calls (`int`, *optional*, defaults to `32`):
+            Tool calls per trajectory, where a turn may hold several; those beyond are answered with a note. `None`
+            for no limit.
         max_invalid_tool_calls (`int`, *optional*, defaults to `3`):
             Turns in a row that may consist of broken calls only.
         max_tool_result_tokens (`int`, *optional*, defaults to `1024`):
@@ -157,7 +158,7 @@ class ARPOConfig(GRPOConfig):
     max_tool_calling_iterations: int | None = field(
         default=5, metadata={"help": "Turns with tool calls per trajectory."}
     )
-    max_tool_calls: int | None = field(default=None, metadata={"help": "Tool calls per trajectory."})
+    max_tool_calls: int | None = field(default=32, metadata={"help": "Tool calls per trajectory."})
     max_invalid_tool_calls: int = field(
         default=3, metadata={"help": "Turns in a row that may consist of broken calls only."}
     )

@@ -156,29 +156,34 @@ class Environments:
         """The prompt of a row; empty if it has none and its environment will say what to do."""
         return row.get("prompt", EMPTY_PROMPT) if self.kinds else row["prompt"]
 
-    def plant(
-        self, rows: Sequence[Mapping[str, Any]], runtime: ToolRuntime, timeout_s: float
-    ) -> list[ToolState | None]:
+    def roots(self, rows: Sequence[Mapping[str, Any]]) -> list[ToolState]:
         """
-        Build and reset one root per row, all at the same time.
+        The root of each row, which [`Environments.reset`] sets up.
 
         Args:
             rows (`Sequence[Mapping[str, Any]]`):
                 One row of the dataset per prompt.
+
+        Returns:
+            `list[ToolState]`: The roots; none where nothing has a state.
+        """
+        return [ToolState(self._origin(row)) for row in rows] if self.has_state else []
+
+    def reset(self, roots: Sequence[ToolState], runtime: ToolRuntime, timeout_s: float) -> None:
+        """
+        Build and reset an environment for each root, all at the same time.
+
+        Args:
+            roots (`Sequence[ToolState]`):
+                What [`Environments.roots`] returned.
             runtime ([`~trl_agentic.tools.ToolRuntime`]):
                 Runs the resets.
             timeout_s (`float`):
                 Seconds to wait for all of them.
 
-        Returns:
-            `list[ToolState | None]`: The roots; `None` each where nothing has a state.
-
         Raises:
-            RuntimeError: If every row fails and none ever succeeded.
+            RuntimeError: If every reset fails and none ever succeeded.
         """
-        if not self.has_state:
-            return [None] * len(rows)
-        roots = [ToolState(self._origin(row)) for row in rows]
         for root in roots:
             runtime.prepare(root, root.reset)
         runtime.settle(roots, timeout_s)
@@ -186,7 +191,6 @@ class Environments:
             if root.made_by is None and root.broken is None:
                 root.broken = f"its reset did not end within {timeout_s:g} s."
         self._check(roots)
-        return list(roots)
 
     def _origin(self, row: Mapping[str, Any]) -> Origin:
         if not self.kinds:

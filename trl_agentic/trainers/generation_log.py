@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from accelerate.utils import gather_object
 
 from ..rollout.batch import RolloutBatch, completion_metrics, rollout_metrics
 from ..tools.state_fork import state_metrics
-from ..types import BranchTree
+from ..types import BranchTree, CallStatus
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
+
+COUNTS = (
+    "rollout/sampled_tokens",
+    "rollout/replay_mismatches",
+    "rollout/state/fork",
+    "rollout/state/copy",
+    "rollout/state/replay",
+    "tools/abandoned_threads",
+    "tools/cache/hits",
+    "tools/cache/misses",
+    "tools/cache/errors",
+    "/calls",
+    "/retries",
+    *(f"/failures/{status}" for status in CallStatus),
+)
+"""How the names of metrics that count something end: they add up over processes. All others are rates or means."""
+
+
+def merge_metrics(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """
+    The metrics of all processes as one.
+
+    Args:
+        ranks (`Sequence[Mapping[str, float]]`):
+            Metrics of each process by name. One that has had nothing to count or to average lacks the name.
+
+    Returns:
+        `dict[str, float]`: The sum of each of [`COUNTS`], and the mean of any other over the processes that have it.
+
+    Example:
+        ```python
+        >>> merge_metrics([{"tools/failures/timeout": 8.0, "branch/rate": 0.5}, {"branch/rate": 0.25}])
+        {'branch/rate': 0.375, 'tools/failures/timeout': 8.0}
+        ```
+    """
+    merged = {}
+    for name in sorted({name for rank in ranks for name in rank}):
+        values = [rank[name] for rank in ranks if name in rank]
+        merged[name] = sum(values) if name.endswith(COUNTS) else sum(values) / len(values)
+    return merged
 
 
 def log_rollout(trainer: AgenticTrainer, trees: list[BranchTree], batch: RolloutBatch) -> None:
@@ -36,6 +77,5 @@ def log_rollout(trainer: AgenticTrainer, trees: list[BranchTree], batch: Rollout
         metrics[name].append(value)
     local = rollout_metrics(trees) | state_metrics(trainer.rollout_states.owned) | trainer.runtime.metrics
     local["rollout/tokens_per_s"] = local["rollout/sampled_tokens"] / trainer._rollout_s
-    for name in sorted(set(gather_object(list(local)))):
-        values = [value for value in gather_object([local.get(name)]) if value is not None]
-        metrics[name].append(sum(values) / len(values))
+    for name, value in merge_metrics(gather_object([local])).items():
+        metrics[name].append(value)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from ..rollout.dialect import Dialect
 from ..rollout.dialects import make_dialect
 from ..rollout.engine import SamplingSettings
-from ..rollout.loop import Limits
+from ..rollout.loop import Limits, RolloutLoop
+from ..rollout.policy import BranchPolicy
 from ..tools import ResultCache, ToolRuntime
-from .arpo_config import ARPOConfig
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
@@ -39,6 +41,18 @@ def rollout_limits(trainer: AgenticTrainer) -> Limits:
     )
 
 
+def make_loop(trainer: AgenticTrainer, policy: BranchPolicy, temperature: float | None = None) -> RolloutLoop:
+    """The loop of one rollout phase."""
+    return RolloutLoop(
+        trainer.engine,
+        trainer.runtime,
+        trainer.dialect,
+        policy,
+        sampling_settings(trainer, temperature),
+        rollout_limits(trainer),
+    )
+
+
 def dialect_for(trainer: AgenticTrainer, tools: Sequence[Callable[..., Any]]) -> Dialect:
     """The dialect that the trainer's tokenizer speaks, for some tools."""
     return make_dialect(
@@ -51,7 +65,18 @@ def dialect_for(trainer: AgenticTrainer, tools: Sequence[Callable[..., Any]]) ->
     )
 
 
-def make_runtime(args: ARPOConfig, tools: Sequence[Callable[..., Any]]) -> ToolRuntime:
-    """What runs the tool calls; the processes of a machine share the cache, if there is one."""
-    cache = ResultCache(args.tool_cache_dir, mode=args.tool_cache_mode) if args.tool_cache_dir else None
-    return ToolRuntime(tools, num_workers=args.num_tool_workers, timeout_s=args.tool_timeout_s, cache=cache)
+def make_runtime(trainer: AgenticTrainer) -> tuple[ToolRuntime, Callable[[], object]]:
+    """
+    What runs the tool calls of a trainer, with a cache if the configuration names one, and what closes both.
+
+    They are closed when that is called, when the trainer is garbage-collected, or when the interpreter ends: a runtime
+    is held by its threads, so it would not end with its trainer by itself.
+    """
+    args = trainer.args
+    with ExitStack() as opened:
+        folder, mode = args.tool_cache_dir, args.tool_cache_mode
+        cache = opened.enter_context(ResultCache(folder, mode=mode)) if folder else None
+        workers, timeout_s = args.num_tool_workers, args.tool_timeout_s
+        runtime = ToolRuntime(trainer.rollout_tools, num_workers=workers, timeout_s=timeout_s, cache=cache)
+        opened.push(runtime)
+        return runtime, weakref.finalize(trainer, opened.pop_all().close)

@@ -69,13 +69,25 @@ class RolloutStates:
         """
         self._deadline = time.monotonic() + self._phase_s
         self.names = [self._environments.name_of(row) for row in rows]
-        self.roots = self._environments.plant(rows, self._runtime, self.remaining_s)
+        roots = self._environments.roots(rows)
+        self.roots = [*roots] or [None] * len(rows)  # known before anything is set up, so that all of it gets closed
+        self._environments.reset(roots, self._runtime, self.remaining_s)
         prompts = [self._environments.prompt_of(row) for row in rows]
         return [observed(prompt, root) for prompt, root in zip(prompts, self.roots, strict=True)]
 
+    def take(self, states: Sequence[Sequence[ToolState | None]]) -> None:
+        """
+        Take over what the loop has left, even if it raised, so that it gets closed.
+
+        Args:
+            states (`Sequence[Sequence[ToolState | None]]`):
+                State of each trajectory of each tree.
+        """
+        self.rows = [state for of_tree in states for state in of_tree]
+
     def keep(self, trees: Sequence[BranchTree], states: Sequence[Sequence[ToolState | None]]) -> None:
         """
-        Take over what the loop has left, in the order of rows, once nothing works on it any more.
+        Put what was taken over into the order of rows, once nothing works on it any more.
 
         Args:
             trees (`Sequence[BranchTree]`):
