@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import platform
 import re
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trl_agentic.tools import PythonSandbox, SandboxError, ToolRuntime, make_python_tool, sandbox_report
+from trl_agentic.tools.python_report import log_once
 from trl_agentic.tools.python_sandbox.seccomp import assemble
 from trl_agentic.tools.python_sandbox.syscalls import NOTIFY, NUMBERS, PROGRAM_DENIALS, SESSION_DENIALS
 from trl_agentic.types import CallStatus, ToolCall
@@ -227,6 +229,10 @@ def test_a_crash_of_the_interpreter_is_reported(sandbox):
     assert sandbox.run("print('a')\nimport ctypes\nctypes.string_at(0)") == "a\n(the program was ended by SIGSEGV)\n"
 
 
+def test_a_signal_without_a_name_is_reported_by_its_number(sandbox):
+    assert sandbox.run("import os; os.kill(os.getpid(), 40)") == "(the program was ended by signal 40)\n"
+
+
 def test_leaving_without_goodbye_keeps_the_output(sandbox):
     assert sandbox.run("import os\nprint('a')\nos._exit(3)") == "a\n(the program ended with exit code 3)\n"
 
@@ -363,6 +369,11 @@ def test_a_python_below_tmp_is_not_hidden_by_the_private_directory(monkeypatch):
 def test_a_directory_that_denies_access_is_removed_too(limited):
     where = limited.run("import os\nos.makedirs('a/b')\nos.chmod('a', 0)\nprint(os.getcwd())").strip()
     assert not Path(where).exists()
+
+
+def test_directories_nested_deeper_than_python_recurses_are_removed_too(limited):
+    code = "import os\nprint(os.getcwd())\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    assert not Path(limited.run(code).strip()).exists()
 
 
 def test_there_is_no_network(isolated):
@@ -567,6 +578,9 @@ def system_call(name: str, *arguments: str) -> str:
         ("memfd_secret", ["0"]),
         ("vmsplice", ["0", "0", "0", "0"]),
         ("personality", ["0x0400000"]),
+        ("setsockopt", ["0", "1", "26", "0", "0"]),  # SO_ATTACH_FILTER
+        ("setsockopt", ["0", "1", "76", "0", "0"]),  # SO_PASSPIDFD
+        ("fcntl", ["0", "1024", "1"]),  # F_SETLEASE
     ],
 )
 def test_a_call_that_no_program_needs_is_denied(sandbox, name, arguments):
@@ -596,6 +610,33 @@ def test_other_kinds_of_sockets_do_not_exist(sandbox, family):
 def test_no_program_awaits_connections(sandbox, address):
     needs(sandbox, "seccomp")
     assert sandbox.run(f"import socket\nsocket.socket(socket.AF_UNIX).bind({address})").startswith("PermissionError")
+
+
+@pytest.mark.parametrize("option", [16, 76], ids=["SO_PASSCRED", "SO_PASSPIDFD"])
+def test_no_socket_gets_a_name_without_bind(sandbox, option):
+    needs(sandbox, "seccomp")
+    code = f"""
+import socket
+own = socket.socket(socket.AF_UNIX)
+try: own.setsockopt(socket.SOL_SOCKET, {option}, 1)
+except OSError as error: print(type(error).__name__)
+try: own.connect("\\0nobody")
+except OSError: pass
+print(repr(own.getsockname()))
+"""
+    assert sandbox.run(code) == "PermissionError\n''\n"
+
+
+def test_clients_may_set_sizes_and_times_of_their_sockets(sandbox):
+    code = """
+import socket, struct
+client = socket.socket()
+for option in (socket.SO_REUSEADDR, socket.SO_KEEPALIVE, socket.SO_SNDBUF, socket.SO_RCVBUF):
+    client.setsockopt(socket.SOL_SOCKET, option, 1)
+client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
+client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+"""
+    assert sandbox.run(code) == "(no output; print what you want to see)\n"
 
 
 def test_sockets_within_a_program_work(isolated):
@@ -666,7 +707,29 @@ def interpret(program, architecture: int, number: int, arguments: list[int]) -> 
 CALL = st.sampled_from(sorted({number for pair in NUMBERS.values() for number in pair if number is not None}))
 ARGUMENT = st.one_of(
     st.sampled_from(
-        [0, 1, 2, 4, 6, 8, 10, 15, 16, 17, 0x20000, 0x8901, 0x8902, 0xB70A, 0x10000011, 0xFFFFFFFF, 1 << 32]
+        [
+            0,
+            1,
+            2,
+            4,
+            6,
+            8,
+            10,
+            15,
+            16,
+            17,
+            67,
+            76,
+            1024,
+            1040,
+            0x20000,
+            0x8901,
+            0x8902,
+            0xB70A,
+            0x10000011,
+            0xFFFFFFFF,
+            1 << 32,
+        ]
     ),
     st.integers(0, 2**64 - 1),
 )
@@ -799,6 +862,34 @@ def test_the_report_says_what_is_enforced(isolated, limited):
     open_ends = sandbox_report(limited)
     assert not (open_ends["network"] or open_ends["filesystem"] or open_ends["processes"])
     assert "NOT cut off from this machine's network, filesystem, processes" in open_ends["summary"]
+
+
+@pytest.fixture
+def logged(caplog) -> Callable[[], list[tuple[int, str]]]:
+    """Level and text of what is logged about sandboxes, as if nothing had been said in this process yet."""
+    log_once.cache_clear()
+    caplog.set_level(logging.INFO, log_once.__module__)
+    return lambda: [(level, text) for name, level, text in caplog.record_tuples if name == log_once.__module__]
+
+
+def test_what_is_enforced_is_logged_once_in_a_process(logged):
+    for _ in range(2):
+        with PythonSandbox(**LIMITS) as sandbox:
+            report = sandbox_report(sandbox)
+    enforced = all(report[kind] for kind in ("network", "filesystem", "processes", "seccomp"))
+    ((level, text),) = logged()
+    assert level == (logging.INFO if enforced else logging.WARNING)
+    assert text.startswith(f"Python sandbox: {report['summary']}")
+
+
+def test_what_is_not_enforced_is_logged_as_a_warning(logged):
+    for _ in range(2):
+        with PythonSandbox(**LIMITS, namespaces=False) as sandbox, sandbox.session() as session:
+            assert not session.isolated
+    (programs, sessions) = logged()
+    assert programs[0] == sessions[0] == logging.WARNING
+    assert "NOT cut off from this machine's network, filesystem, processes" in programs[1]
+    assert "the forks of a session are NOT kept apart from one another" in sessions[1]
 
 
 def test_the_tool_is_named_python_and_has_a_schema():

@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from trl_agentic.tools import PythonEnvironment, PythonSandbox, PythonSession, SandboxError, ToolRuntime
+from trl_agentic.tools.python_sandbox.messages import send
 from trl_agentic.tools.state import can_fork, is_stateful, method_names
 from trl_agentic.types import CallStatus, ToolCall
 
@@ -298,8 +300,9 @@ def test_forking_costs_no_copy_of_the_memory(isolated):
         ("import ctypes; ctypes.string_at(0)", "(the program was ended by SIGSEGV; "),
         ("import os; os.kill(os.getpid(), 9)", "(the program was ended by SIGKILL; "),
         ("import os; os.abort()", "(the program was ended by SIGABRT; "),
+        ("import os; os.kill(os.getpid(), 40)", "(the program was ended by signal 40; "),
     ],
-    ids=["exit", "exit-0", "crash", "kill", "abort"],
+    ids=["exit", "exit-0", "crash", "kill", "abort", "real-time"],
 )
 def test_a_call_that_ends_its_process_leaves_the_session_as_it_was(session, code, end):
     session.run("x = 1; open('note', 'w').write('a')")
@@ -585,6 +588,42 @@ def test_a_program_that_breaks_its_own_interpreter_does_not_break_its_fork(hurri
             session.run("import os, json, sys, builtins\nos.fork = json.loads = sys.stdout = builtins.print = None")
             assert child.run("x") == "1\n"
             assert session.run("x") == "1\n"  # what the session itself needs, it has by other names
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"a\rb", b"a\nb", b"a 1 2 3 4 5 (deleted)"])
+def test_no_name_of_a_mapped_file_harms_the_family(session, name):
+    session.run("x = 1")
+    with session.fork() as child:
+        made = f"import mmap, os\nfile = os.open({name!r}, os.O_RDWR | os.O_CREAT)\nos.ftruncate(file, 4096)\n"
+        session.run(made + "area = mmap.mmap(file, 4096)\narea[0] = 7")
+        assert session.run("area[0]") == "7\n"
+        assert child.run("x") == "1\n"
+
+
+def test_directories_nested_deeper_than_python_recurses_harm_no_sibling(session):
+    session.run("x = 1")
+    with session.fork() as child:
+        session.run("import os\nfor _ in range(1200): os.mkdir('d'); os.chdir('d')")
+        with session.fork() as deep, pytest.raises(SandboxError, match="nested too deep"):
+            deep.run("1")
+        session.close()
+        assert child.run("x") == "1\n"
+
+
+def test_no_lease_on_a_file_makes_the_keeper_wait(apart):
+    code = "import fcntl\nfile = open('note', 'w')\nfcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)"
+    assert apart.run(code).startswith("PermissionError")
+
+
+def test_an_owner_that_takes_no_answer_harms_no_sibling(session):
+    session.run("x = 1")
+    with session.fork() as child:
+        session._connection.shutdown(socket.SHUT_RD)
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            send(session._connection, theirs.fileno(), what="fork")
+            assert child.run("x") == "1\n"
+        assert child.run("x") == "1\n"
 
 
 def test_output_after_the_end_belongs_to_no_later_call(session):

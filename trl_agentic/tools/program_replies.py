@@ -63,7 +63,14 @@ def read_reply(reply: dict[str, Any], limits: Limits) -> str:
     if text and not text.endswith("\n"):
         text += "\n"
     if code < 0:
-        text += f"(the program was ended by {signal.Signals(-code).name}{end})\n"
+        text += f"(the program was ended by {_signal_name(-code)}{end})\n"
     elif end or code > 1 or (code == 1 and not text):
         text += f"(the program ended with exit code {code}{end})\n"
     return text or "(no output; print what you want to see)\n"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals, most of which have no name
+        return f"signal {number}"

@@ -25,6 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .program_replies import Limits, read_reply
+from .python_report import log_report
+from .python_sandbox.trees import remove_tree
 from .python_session import PythonSession
 from .zygote import SandboxError, Zygote, numerical_libraries, python_paths, start_zygote
 
@@ -49,14 +51,16 @@ class PythonSandbox:
 
     **Not covered**: faults of the kernel in the calls that programs do need (there is no virtual machine: code that
     must not be trusted at all belongs in one); memory summed over the processes that one program starts, which is
-    bounded by `memory_mb` times `max_processes`; timing side channels; whatever lies below Python's installation
-    prefixes, which is readable. Without namespaces, the limit on processes counts all of the account's where this
-    process is not root; where it is, and nobody else may enter the directory of its Python, programs can import little
-    more than `preload` and the usual modules.
+    bounded by `memory_mb` times `max_processes`; channels between programs that conspire, such as timing, or locks and
+    watches on files that all may read; whatever lies below Python's installation prefixes, which is readable. Without
+    namespaces, the limit on processes counts all of the account's where this process is not root; where it is, and
+    nobody else may enter the directory of its Python, programs can import little more than `preload` and the usual
+    modules.
 
-    This does what `bubblewrap` does, with a fork per call where that starts a program. Where the kernel denies
-    namespaces to users, a `bwrap` with the set-user-ID bit could still provide them, but distributions whose kernels
-    allow them (Debian 12, for one) install it without that bit: it is not called.
+    This does what `bubblewrap` does, with a fork per call where that starts a program; `bwrap` itself is not called.
+    So hosts that deny namespaces to users but not to `bwrap` are **not covered**: there, programs run under limits and
+    seccomp alone. Such are old kernels with a `bwrap` that has the set-user-ID bit, and Ubuntu since 24.04, whose
+    AppArmor asks for a profile; [`sandbox_report`] says so, and its documentation what to do.
 
     Args:
         timeout_s (`float`, *optional*, defaults to `10.0`):
@@ -225,16 +229,20 @@ class PythonSandbox:
         if report["filesystem"]:
             yield self._settings["directory"]
             return
-        with tempfile.TemporaryDirectory(prefix="trl-agentic-", ignore_cleanup_errors=True) as directory:
+        directory = tempfile.mkdtemp(prefix="trl-agentic-")
+        try:
             if report["account"]:
                 os.chown(directory, 65534, 65534)
             yield directory
+        finally:
+            remove_tree(directory)
 
     def _running_zygote(self) -> Zygote:
         """The process in use; the lock is held."""
         if self._zygote is None or self._zygote.owner != os.getpid():  # a fork of the owner needs one of its own
             self._zygote = start_zygote(self._settings)
             self._finalizer = weakref.finalize(self, self._zygote.stop)
+            log_report(self._zygote.report)
         return self._zygote
 
     def _discard_if_dead(self, zygote: Zygote) -> None:

@@ -14,8 +14,8 @@ Example:
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import shutil
 import socket
 import tempfile
 import threading
@@ -23,13 +23,19 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .program_replies import Limits, read_reply
+from .python_report import log_once
 from .python_sandbox.messages import receive, send
+from .python_sandbox.trees import remove_tree
 from .zygote import SandboxError, numerical_libraries
 
 if TYPE_CHECKING:
     from .python import PythonSandbox
 
 _REPLY_S = 30.0  # how much later than the deadline a reply may come on a busy machine
+_NOT_APART = (
+    "Python sessions: the forks of a session are NOT kept apart from one another here, which takes namespaces, a "
+    "filter of system calls and a /proc of their own. What to do: see the documentation of `sandbox_report`."
+)
 
 
 class PythonSession:
@@ -109,7 +115,9 @@ class PythonSession:
         mine, theirs = socket.socketpair()
         try:
             with theirs:
-                self._ask(theirs.fileno(), what="fork")
+                reply = self._ask(theirs.fileno(), what="fork")
+            if reply["reason"] != "forked":
+                raise SandboxError(f"the session could not be forked: {reply['output']}")
         except SandboxError:
             mine.close()
             raise
@@ -154,7 +162,7 @@ class _Family:
     def __init__(self, directory: str | None):
         self.isolated = False
         if directory is not None:
-            weakref.finalize(self, shutil.rmtree, directory, ignore_errors=True)
+            weakref.finalize(self, remove_tree, directory)
 
 
 def _open(sandbox: PythonSandbox) -> tuple[socket.socket, _Family]:
@@ -178,6 +186,8 @@ def _open(sandbox: PythonSandbox) -> tuple[socket.socket, _Family]:
         connection.close()
         raise SandboxError(f"no session could be opened: {reply['output']}")
     family.isolated = reply["isolated"]
+    if not family.isolated:
+        log_once(logging.WARNING, _NOT_APART)
     return connection, family
 
 

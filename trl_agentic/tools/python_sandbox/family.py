@@ -167,7 +167,7 @@ class Family:
             for name in os.listdir(f"/proc/{point.process}/fd"):
                 if int(name) > 2:
                     descriptors.append(_open_file(point.process, name, origin, files.path))
-            with open(f"/proc/{point.process}/maps") as maps:
+            with open(f"/proc/{point.process}/maps", "rb") as maps:  # the program chose the names in there
                 shared = [area for line in maps if (area := _shared_memory(line, origin)) is not None]
         return {"directory": files.path, "origin": origin, "descriptors": descriptors, "shared": shared}
 
@@ -211,20 +211,24 @@ def _num_threads(process: int) -> int:
 
 
 def _open_file(process: int, name: str, origin: str, target: str) -> tuple[int, str | None, int, int]:
-    where = os.readlink(f"/proc/{process}/fd/{name}")
-    with open(f"/proc/{process}/fdinfo/{name}") as file:
-        facts = dict(line.split(":", 1) for line in file if ":" in line)
+    try:
+        where = os.readlink(f"/proc/{process}/fd/{name}")
+    except OSError:  # longer than a path may be
+        where = ""
+    with open(f"/proc/{process}/fdinfo/{name}", "rb") as file:
+        facts = dict(line.split(b":", 1) for line in file if b":" in line)
     if where.startswith(origin + "/"):
         where = target + where[len(origin) :]
     path = where if where.startswith("/") and not where.endswith(" (deleted)") else None
-    return int(name), path, int(facts["flags"], 8), int(facts["pos"])
+    return int(name), path, int(facts[b"flags"], 8), int(facts[b"pos"])
 
 
-def _shared_memory(line: str, origin: str) -> tuple[int, int, int] | None:
+def _shared_memory(line: bytes, origin: str) -> tuple[int, int, int] | None:
     """Start, length and protection of an area of memory that is shared and may change; from a line of `maps`."""
-    span, rights, _, _, _, *path = line.rstrip("\n").split(maxsplit=5)
-    if rights[3] != "s" or rights[0] != "r" or not (rights[1] == "w" or "".join(path).startswith(origin + "/")):
+    span, rights, _, _, _, *path = line.split(maxsplit=5)
+    inside = b"".join(path).startswith(os.fsencode(origin) + b"/")
+    if not rights.startswith(b"r") or not rights.endswith(b"s") or not (inside or rights[1:2] == b"w"):
         return None
-    start, end = (int(number, 16) for number in span.split("-"))
-    write = mmap.PROT_WRITE if rights[1] == "w" else 0
+    start, end = (int(number, 16) for number in span.split(b"-"))
+    write = mmap.PROT_WRITE if rights[1:2] == b"w" else 0
     return start, end - start, mmap.PROT_READ | write

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
-import shutil
 import socket
 from dataclasses import dataclass
 
 from . import kernel
 from .isolation import PROGRAM_ACCOUNT, Isolation
+from .trees import copy_tree, remove_tree
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Files:
         if self.mounts is not None:
             os.close(self.mounts)
         else:
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove_tree(self.path)
 
 
 class PrivateMounts:
@@ -74,14 +73,21 @@ class PrivateMounts:
             with theirs:
                 child = os.fork()
                 if child == 0:
-                    with _failures_reported(theirs):
-                        mounts, directory = self._mount(path, source)
-                        socket.send_fds(theirs, [b"done"], [mounts, directory])
-                    os._exit(0)
+                    self._send_copy(theirs, path, source)
             message, descriptors, _, _ = socket.recv_fds(mine, 4096, 2)  # the keeper buries the child
         if len(descriptors) != 2:
             raise OSError(errno.EIO, f"the files could not be copied: {message.decode('utf-8', 'replace')}")
         return Files(path, descriptors[1], descriptors[0])
+
+    def _send_copy(self, connection: socket.socket, path: str, source: Files | None) -> None:
+        """In a child: copy, send the result or what went wrong, and end. Never returns: this is no second keeper."""
+        try:
+            mounts, directory = self._mount(path, source)
+            socket.send_fds(connection, [b"done"], [mounts, directory])
+        except OSError as error:
+            connection.send(str(error).encode("utf-8", "replace")[:4000])
+        finally:
+            os._exit(0)
 
     def _mount(self, path: str, source: Files | None) -> tuple[int, int]:
         """In a child: move to a new mount namespace, and fill the directory there."""
@@ -120,7 +126,7 @@ class PlainDirectories:
         Copy files, or begin with none.
 
         Raises:
-            OSError: If the kernel refuses.
+            OSError: If they do not fit, or the kernel refuses.
         """
         path = os.path.join(self._parent, str(next(self._numbers)))
         os.mkdir(path, 0o700)
@@ -129,35 +135,22 @@ class PlainDirectories:
             os.chown(path, account, account)
         if source is not None:
             child = os.fork()
-            if child == 0:  # as the program's account: it shall not have root read what it may not
-                with contextlib.suppress(OSError):
-                    if account is not None:
-                        os.setresgid(account, account, account)
-                        os.setresuid(account, account, account)
-                    copy_tree(source.path, path)
-                os._exit(0)
-            os.waitpid(child, 0)
+            if child == 0:
+                self._copy_and_leave(source.path, path)
+            if os.waitpid(child, 0)[1] != 0:
+                remove_tree(path)
+                raise OSError(errno.EIO, "the files could not be copied: too many, nested too deep, or closed")
         return Files(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY))
 
-
-def copy_tree(source: str, target: str) -> None:
-    """
-    Copy a directory's content: files, directories and symbolic links, with modes and times. Pipes, sockets and what
-    cannot be read are left out.
-
-    Raises:
-        OSError: If the disk is full.
-    """
-    try:
-        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-    except shutil.Error as error:
-        if any("No space left" in str(reason) for _, _, reason in error.args[0]):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
-
-
-@contextlib.contextmanager
-def _failures_reported(connection: socket.socket):
-    try:
-        yield
-    except OSError as error:
-        connection.send(str(error).encode()[:4000])
+    def _copy_and_leave(self, source: str, path: str) -> None:
+        """In a child: copy as the program's account, so that root does not read what it may not. Never returns."""
+        code = 1
+        try:
+            account = self._isolation.account
+            if account is not None:
+                os.setresgid(account, account, account)
+                os.setresuid(account, account, account)
+            copy_tree(source, path)
+            code = 0
+        finally:
+            os._exit(code)

@@ -11,26 +11,24 @@ and the session stands where it stood. So forking a session costs nothing: it is
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import select
 import signal
 import socket
-import time
 from collections.abc import Callable
 
 from . import kernel, session
+from .calls import prepare_call, write_request
 from .family import Family, Point, Running, Session
 from .files import Files
 from .isolation import Isolation
-from .messages import receive, send
+from .messages import receive, send, tell
 from .opening import open_family
 from .program import EXIT_OUT_OF_MEMORY
 from .questions import answer
 from .streams import drain, kill, reap
 
-_PASS_CREDENTIALS = 16  # SO_PASSCRED: each message says who sent it
 _CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
 
 
@@ -128,11 +126,17 @@ class Keeper:
         if request["what"] == "close":
             self._drop(member, reply=True)
         elif request["what"] == "fork":
-            member.point.sessions += 1
-            self._admit(socket.socket(fileno=descriptors[0]), member.point)
-            send(member.owner, reason="forked")
+            self._fork(member, descriptors)
         else:
             self._run(member, request["code"])
+
+    def _fork(self, member: Session, descriptors: list[int]) -> None:
+        if not descriptors:  # the kernel has none left
+            tell(member.owner, reason="error", output="there are too many open files")
+            return
+        member.point.sessions += 1
+        self._admit(socket.socket(fileno=descriptors[0]), member.point)
+        tell(member.owner, reason="forked")
 
     def _drop(self, member: Session, reply: bool = False) -> None:
         if member.running is not None:
@@ -141,8 +145,7 @@ class Keeper:
         self._release(member.point)
         self._forget(member.owner.fileno())
         if reply:
-            with contextlib.suppress(OSError):
-                send(member.owner, reason="closed")
+            tell(member.owner, reason="closed")
         member.owner.close()
 
     def _release(self, point: Point) -> None:
@@ -159,36 +162,34 @@ class Keeper:
 
     def _run(self, member: Session, code: str) -> None:
         """Fork the session's process for a call; how it goes on is decided as news arrive."""
-        point = member.point
-        if point.ended or point.files is None:
-            send(member.owner, reason="lost")
+        point, source = member.point, member.point.files
+        if point.ended or source is None:
+            tell(member.owner, reason="lost")
             return
-        try:
-            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            files = point.files if self._may_reuse(point) else self._copy(point.files)
-        except OSError as error:
-            send(member.owner, reason="error", output=str(error), kept=False)
-            return
-        control.setsockopt(socket.SOL_SOCKET, _PASS_CREDENTIALS, 1)
-        control.setblocking(False)  # what is at the other end may never read
-        output, output_end = os.pipe()
-        os.set_blocking(output, False)
-        running = Running(member, control, files, output, time.monotonic() + self._settings["timeout_s"])
-        member.running = running
-        self._handle(control.fileno(), lambda event: self._hear(running))
-        self._handle(output, lambda event: self._collect(running))
-        description = self._family.describe(point, files)
-        content = os.memfd_create("call", os.MFD_CLOEXEC)
-        with theirs, open(content, "wb") as file:
-            file.write(json.dumps({"code": code, **description}).encode())
-            file.flush()
-            descriptors = [theirs.fileno(), output_end, content, *([] if files.mounts is None else [files.mounts])]
-            self._family.limit_processes(point.process, self._settings["max_processes"])
-            point.forking += 1
+        with contextlib.ExitStack() as lent:
+            try:
+                copy = (lambda: source) if self._may_reuse(point) else (lambda: self._copy(source))
+                running, descriptors = prepare_call(member, copy, self._settings["timeout_s"], lent)
+            except OSError as error:
+                tell(member.owner, reason="error", output=str(error), kept=False)
+                return
+            self._expect(running)
+            try:
+                write_request(descriptors[2], {"code": code, **self._family.describe(point, running.files)})
+                self._family.limit_processes(point.process, self._settings["max_processes"])
+            except (OSError, ValueError, LookupError) as error:  # the program has chosen much of what is read here
+                self._fail(running, "error", output=f"its process could not be described: {error}")
+                return
             kill(point.process, signal.SIGCONT)
             with contextlib.suppress(OSError):  # it has ended, or does not read: then nobody will answer
                 socket.send_fds(point.control, [b"fork"], descriptors)
-        os.close(output_end)
+
+    def _expect(self, running: Running) -> None:
+        """Listen to a call whose process is yet to be forked."""
+        running.session.running = running
+        running.session.point.forking += 1
+        self._handle(running.control.fileno(), lambda event: self._hear(running))
+        self._handle(running.output, lambda event: self._collect(running))
 
     def _may_reuse(self, point: Point) -> bool:
         """Without private mounts a copy lies at another path, so that files are copied for forks alone."""
@@ -204,7 +205,8 @@ class Keeper:
             message, ancillary = b"", []
         done = session.DONE.fullmatch(message)
         if running.process is None:
-            self._settle(running, int.from_bytes(ancillary[0][2][:4], "little") if message == b"here" else None)
+            is_there = message == b"here" and ancillary
+            self._settle(running, int.from_bytes(ancillary[0][2][:4], "little") if is_there else None)
         elif done is not None:
             self._finish(running, int(done[1]))
         elif message:
@@ -277,8 +279,7 @@ class Keeper:
 
     def _reply(self, running: Running, reason: str, code: int, kept: bool, output: str | None = None) -> None:
         text = running.text.decode("utf-8", "replace") if output is None else output
-        with contextlib.suppress(OSError):
-            send(running.session.owner, reason=reason, code=code, output=text, kept=kept)
+        tell(running.session.owner, reason=reason, code=code, output=text, kept=kept)
 
     def _bury(self, process: int, status: int) -> None:
         """A process has ended: that of a running call, of a point, or an orphan."""

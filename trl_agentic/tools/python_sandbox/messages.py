@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import struct
@@ -19,6 +20,12 @@ def send(connection: socket.socket, descriptor: int | None = None, **facts: Any)
     else:
         socket.send_fds(connection, [header], [descriptor])
         connection.sendall(content)
+
+
+def tell(connection: socket.socket, **facts: Any) -> None:
+    """Send a message to somebody who may be gone."""
+    with contextlib.suppress(OSError):
+        send(connection, **facts)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -88,20 +88,28 @@ def _start_process(isolation: Isolation, isolated: bool) -> tuple[socket.socket,
     with theirs:
         process = os.fork()
         if process == 0:
-            os.setsid()
-            session.close_inherited(theirs.fileno())
-            try:
-                listener = isolation.become_session(isolated)
-            except OSError as error:
-                theirs.send(str(error).encode())
-                os._exit(1)
-            socket.send_fds(theirs, [b"ready"], [] if listener is None else [listener])
-            if listener is not None:
-                os.close(listener)
-            session.serve(theirs)
+            _become_session(theirs, isolation, isolated)
     message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
     if message != b"ready":
         raise OSError(errno.EIO, f"no session could be started: {message.decode('utf-8', 'replace')}")
     control.setblocking(False)
     kill(process, signal.SIGSTOP)
     return control, process, descriptors[0] if descriptors else None
+
+
+def _become_session(control: socket.socket, isolation: Isolation, isolated: bool) -> None:
+    """In a child: give up every privilege, and serve. Never returns, whatever a program does: this is no keeper."""
+    try:
+        os.setsid()
+        session.close_inherited(control.fileno())
+        try:
+            listener = isolation.become_session(isolated)
+        except OSError as error:
+            control.send(str(error).encode())
+            os._exit(1)
+        socket.send_fds(control, [b"ready"], [] if listener is None else [listener])
+        if listener is not None:
+            os.close(listener)
+        session.serve(control)
+    finally:
+        os._exit(1)

@@ -2,7 +2,7 @@
 The process behind [`PythonSandbox`]: it isolates itself once, then forks for each program.
 
 Standard library only: [`PythonSandbox`] starts it with an empty environment and without site-packages, and the package
-itself imports `messages.py` alone. Three processes take part in a call:
+itself imports `messages.py` and `trees.py` alone. Three processes take part in a call:
 
 - the *zygote*, one per sandbox, waits for calls on a socket that is its standard input;
 - the *guard*, one per call and PID 1 of a PID namespace where there are such, collects the output, keeps the deadline

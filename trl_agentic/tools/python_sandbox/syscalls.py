@@ -49,6 +49,11 @@ NUMBERS: dict[str, tuple[int, int | None]] = {
 _NAMESPACES = 0x7E020000  # every CLONE_NEW* that fits into the flags of `clone`
 _UNIX, _IPV4, _IPV6 = 1, 2, 10
 _WITHOUT_NETWORK: tuple[Test, ...] = ((0, "!=", _UNIX), (0, "!=", _IPV4), (0, "!=", _IPV6))
+# SOL_SOCKET, and those of its options that clients use: sizes, times, urgency, reuse. Others load filters, or give a
+# socket a name that another program can find, as SO_PASSCRED and SO_PASSPIDFD do without `bind`.
+_SOCKET = 1
+_SOCKET_OPTIONS = (2, 5, 6, 7, 8, 9, 10, 12, 13, 15, 18, 19, 20, 21, 66, 67)
+_LEASES = (1024, 1040)  # F_SETLEASE and F_SETDELEG: who copies the file would wait for its owner, who is stopped
 
 # What reads or writes another process, changes the machine or the file system's tree, or talks to large or young parts
 # of the kernel that no numerical program calls. System V memory, message queues and keys are shared by all programs of
@@ -71,7 +76,8 @@ _PROGRAM: list[Denial] = [
     ("clone", EPERM, ((0, "&", _NAMESPACES),)),
     ("personality", EPERM, ((0, "!=", 0), (0, "!=", 0xFFFFFFFF))),
     ("socket", EAFNOSUPPORT, _WITHOUT_NETWORK),  # no VSOCK, NETLINK, ALG, PACKET, ...
-    ("setsockopt", EPERM, ((1, "==", 1), (2, "==", 16))),  # SO_PASSCRED gives a socket a name without `bind`
+    ("setsockopt", EPERM, ((1, "==", _SOCKET), *((2, "!=", option) for option in _SOCKET_OPTIONS))),
+    *(("fcntl", EPERM, ((1, "==", command),)) for command in _LEASES),
 ]
 
 PROGRAM_DENIALS: list[Denial] = [*_PROGRAM, ("setns", EPERM, ())]
