@@ -384,6 +384,18 @@ def test_there_is_no_network(isolated):
     assert text.startswith("OSError: [Errno 101] Network is unreachable")
 
 
+def test_programs_do_not_share_a_network_namespace_where_they_could_meet(isolated):
+    needs(isolated, "network")
+    cookie = "socket.socket(socket.AF_UNIX).getsockopt(socket.SOL_SOCKET, 71, 8)"  # SO_NETNS_COOKIE
+    code = f"import socket\nint.from_bytes({cookie}, 'little')"
+    first = isolated.run(code)
+    if "Protocol not available" in first:
+        pytest.skip("kernels before 5.14 do not number their network namespaces")
+    with isolated.session() as session, isolated.session() as other:
+        numbers = [first, isolated.run(code), session.run(code), other.run(code)]
+    assert len(set(map(int, numbers))) == 4
+
+
 def test_abstract_sockets_of_this_machine_cannot_be_reached(isolated):
     needs(isolated, "network")
     name = f"\0trl-agentic-test-{os.getpid()}"

@@ -35,6 +35,7 @@ class Guard:
         kernel.control(kernel.SET_DEATH_SIGNAL, signal.SIGKILL)
         kernel.control(kernel.SET_SUBREAPER, 1)
         request = json.loads(read_all(self._call))
+        self._isolation.enter_own_network()
         own_proc = self._private_mounts()
         os.chdir(request["directory"])
         output, output_end = os.pipe()

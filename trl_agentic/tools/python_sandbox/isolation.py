@@ -74,6 +74,15 @@ class Isolation:
                 kernel.rejoin_pids(self.pid_namespace)
         return pid
 
+    def enter_own_network(self) -> None:
+        """
+        Move this process into a network namespace without any network, where it has been cut off from the machine's:
+        programs that share one could meet there.
+        """
+        if self.report["network"]:
+            with contextlib.suppress(OSError):  # there may be too many; the one it is in leads nowhere either
+                kernel.unshare(kernel.NEW_NETWORK)
+
     @property
     def account(self) -> int | None:
         """The account that programs run under, as this process sees it; `None` if it is this process's own."""

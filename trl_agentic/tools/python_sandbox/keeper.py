@@ -59,6 +59,7 @@ class Keeper:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each session takes four
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the zygote ignores it
+        self._isolation.enter_own_network()
         request, _ = receive(self._first)
         try:
             opened = open_family(self._isolation, request["directory"])
