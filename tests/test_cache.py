@@ -256,13 +256,13 @@ def test_what_fails_because_the_runtime_closes_is_not_stored(tmp_path):
         raise TransientToolError("busy", retry_after_s=30.0)
 
     search = Search(busy, num_retries=3, timeout_s=60.0)
+    before = set(threading.enumerate())
     with ResultCache(tmp_path) as cache:
         with ToolRuntime([search.tool], cache=cache) as runtime:
             runtime.submit("turn", [ToolCall("search", {"query": "Cuba"})])
             assert begun.wait(timeout=30.0)
-        for thread in threading.enumerate():
-            if thread.name == "trl-agentic-tool-work":
-                thread.join(timeout=30.0)
+        for thread in set(threading.enumerate()) - before:
+            thread.join(timeout=30.0)
     with ResultCache(tmp_path, mode="replay") as cache, pytest.raises(ReplayMiss):
         search.ask(cache, "Cuba")
 

@@ -63,6 +63,7 @@ class PageParser:
                     f"Reading pages needs {library}. Install it with `pip install trl-agentic[browser]`."
                 )
         self._num_processes = num_processes
+        self._idle: list[_Process] = []
         self._begin()
 
     def read(
@@ -139,7 +140,7 @@ class PageParser:
         self._owner = os.getpid()
         self._places = threading.Semaphore(self._num_processes)
         self._lock = threading.Lock()
-        self._idle: list[_Process] = []
+        self._idle = []
 
     def _leave_to_parent(self) -> None:
         """In a forked process: begin anew. The processes are the parent's, and so are the locks that are held."""
