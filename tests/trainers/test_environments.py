@@ -273,7 +273,9 @@ def test_environments_are_closed_after_the_rewards_and_not_before(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), ReplayMiss("search", "{}", Path("cache")), RuntimeError("engine")], ids=repr
+    "error",
+    [KeyboardInterrupt(), ReplayMiss("search", "{}", Path("cache")), RuntimeError("engine")],
+    ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("factory", [Shelf, Locked])
 def test_environments_are_closed_though_the_rollout_raises(tmp_path, error, factory):
