@@ -312,12 +312,14 @@ def test_json_of_any_depth_is_spread_or_left_alone(parser):
 
 def test_a_forked_process_reads_with_processes_of_its_own(parser):
     (before,) = parser._idle
+    assert parser._places.acquire(blocking=False)  # as by a thread that reads, which the fork leaves behind
     child = os.fork()
     if child == 0:
         text = parser.read(b"of the child", "text/plain", limits=Limits(timeout_s=60)).text
         num_own = len(children())
         parser.close()
         os._exit(0 if (text, num_own, len(children())) == ("of the child", 1, 0) else 1)
+    parser._places.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert parser.read(b"of the parent", "text/plain", limits=Limits(timeout_s=60)).text == "of the parent"
     assert parser._idle == [before]
