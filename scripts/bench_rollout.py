@@ -251,13 +251,13 @@ def plot(results: dict[str, Any], path: Path) -> None:
     for axis, (median_s, runs) in zip(axes[0], cases.items(), strict=True):
         heights = [middle(runs, name, "rollouts_per_s") for name in ARMS]
         bars = axis.bar(list(ARMS.values()), heights, color=["#9aa5b1", "#6b7c93", "#1f6feb"])
-        axis.bar_label(bars, fmt="%.2g", padding=2)
+        axis.bar_label(bars, fmt="%.3g", padding=2)
         bound_s = statistics.median(run["bound_s"] for run in runs)
-        axis.axhline(NUM_ROLLOUTS / bound_s, color="#d1242f", linestyle="--", linewidth=1.2, label="bound")
+        axis.axhline(NUM_ROLLOUTS / bound_s, color="#d1242f", linestyle="--", linewidth=1.2, zorder=0, label="bound")
         axis.set_title(f"tools of {median_s:g} s" if median_s else "free tools")
         axis.tick_params(axis="x", labelrotation=20)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(y=0.15)
+        axis.margins(y=0.25)
     axes[0][0].set_ylabel("rollouts per second")
     axes[0][-1].legend(frameon=False)
     figure.suptitle(f"64 rollouts, {results['model']}, one engine")
