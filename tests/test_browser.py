@@ -9,13 +9,13 @@ from loopback_pages import LoopbackPages, head
 from pdf_files import pdf
 
 from trl_agentic.tools.browser import make_browser_tool
+from trl_agentic.tools.calls.signatures import describe_tools
 from trl_agentic.tools.options import NoResult, TransientToolError
-from trl_agentic.tools.page_fetch import PageError, PageFetcher
-from trl_agentic.tools.page_parser import PageParser
-from trl_agentic.tools.page_reader import PageReader, ReaderError, best_passages, most_relevant
-from trl_agentic.tools.page_text.extraction import Limits, PageText
 from trl_agentic.tools.runtime import ToolRuntime
-from trl_agentic.tools.signatures import describe_tools
+from trl_agentic.tools.web.page_fetch import PageError, PageFetcher
+from trl_agentic.tools.web.page_parser import PageParser
+from trl_agentic.tools.web.page_reader import PageReader, ReaderError, best_passages, most_relevant
+from trl_agentic.tools.web.page_text.extraction import Limits, PageText
 from trl_agentic.types import CallStatus, ToolCall
 
 FACTS = ["The capital of Cuba is Havana.", "The area of Peru is large.", "Fish swim in the sea."]

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from trl_agentic.tools.daemon_threads import DaemonThreads, run_together
+from trl_agentic.tools.calls.daemon_threads import DaemonThreads, run_together
 
 
 def test_results_stand_in_the_order_of_the_tasks_which_run_at_the_same_time():
@@ -77,7 +77,7 @@ def test_neither_a_thread_of_an_async_tool_nor_a_backend_keeps_the_interpreter_f
 LOOK_UP = """
 import socket, time
 import httpx
-from trl_agentic.tools.json_api import ApiLimits, fetch_json
+from trl_agentic.tools.web.json_api import ApiLimits, fetch_json
 from trl_agentic.tools import TransientToolError
 
 socket.getaddrinfo = lambda *host, **options: time.sleep(600)

@@ -9,9 +9,9 @@ from loopback_pages import LoopbackPages
 from loopback_search_apis import KEY, LoopbackSearchApis, Reply, page
 
 from trl_agentic.tools import PageReader, SearchError
-from trl_agentic.tools.page_text.extraction import PageText
-from trl_agentic.tools.snippets import snippet_text
-from trl_agentic.tools.web_search import MAX_TITLE_CHARS
+from trl_agentic.tools.search_backends.snippets import snippet_text
+from trl_agentic.tools.search_backends.web_search import MAX_TITLE_CHARS
+from trl_agentic.tools.web.page_text.extraction import PageText
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from loopback_pages import LoopbackPages, head
 
 from trl_agentic.tools import public_network
 from trl_agentic.tools.options import TransientToolError
-from trl_agentic.tools.page_fetch import PageError, PageFetcher
-from trl_agentic.tools.public_network import is_public
+from trl_agentic.tools.web.page_fetch import PageError, PageFetcher
+from trl_agentic.tools.web.public_network import is_public
 
 PUBLIC = "93.184.216.34"
 

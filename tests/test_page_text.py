@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pdf_files import pdf
 
-from trl_agentic.tools.page_parser import PageParser
-from trl_agentic.tools.page_text.decoding import UnreadablePageError, clean, decode
-from trl_agentic.tools.page_text.extraction import Limits, PageText, extract
-from trl_agentic.tools.page_text.markup import html_text, page_title, visible_text
+from trl_agentic.tools.web.page_parser import PageParser
+from trl_agentic.tools.web.page_text.decoding import UnreadablePageError, clean, decode
+from trl_agentic.tools.web.page_text.extraction import Limits, PageText, extract
+from trl_agentic.tools.web.page_text.markup import html_text, page_title, visible_text
 
 ARTICLE = "".join(
     f"<p>Sentence number {n} of the article is about Havana, the capital of Cuba.</p>" for n in range(20)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trl_agentic.tools.jobs import Job
+from trl_agentic.tools.calls.jobs import Job
+from trl_agentic.tools.calls.scheduling import Scheduler
 from trl_agentic.tools.options import ToolOptions
-from trl_agentic.tools.scheduling import Scheduler
 
 TOOLS = {"free": ToolOptions(), "single": ToolOptions(max_concurrency=1), "slow": ToolOptions(rate_per_s=0.5)}
 

@@ -6,8 +6,8 @@ import pytest
 from word_tokenizer import ids, word_tokenizer
 
 from trl_agentic.rollout.tag_dialect import TagDialect
+from trl_agentic.tools.calls.signatures import Tool, describe_tools
 from trl_agentic.tools.runtime import ToolRuntime
-from trl_agentic.tools.signatures import Tool, describe_tools
 from trl_agentic.types import CallStatus, ToolCall
 
 

@@ -36,7 +36,7 @@ from trl_agentic.tools import (
     TransientToolError,
     make_search_tool,
 )
-from trl_agentic.tools.snippets import plain_text, snippet_text, snippet_url
+from trl_agentic.tools.search_backends.snippets import plain_text, snippet_text, snippet_url
 from trl_agentic.types import CallStatus, Status, ToolCall, ToolResult
 
 KEYS = ["BRAVE_API_KEY", "SERPER_API_KEY", "TAVILY_API_KEY", "BRIGHTDATA_API_KEY"]
@@ -572,7 +572,7 @@ def test_hostile_gzip_bomb_is_cut_off_while_it_is_inflated(monkeypatch):
             inflated.append(len(result := self._inner.decompress(data, max_length)))
             return result
 
-    monkeypatch.setattr("trl_agentic.tools.json_api.zlib.decompressobj", Counting)
+    monkeypatch.setattr("trl_agentic.tools.web.json_api.zlib.decompressobj", Counting)
     with answering(Reply(body=bomb, headers={"Content-Encoding": "gzip"})) as server:
         with pytest.raises(SearchError, match="Serper sent more than 2,000,000 bytes"):
             server.engine().search("Cuba", 3)

@@ -22,10 +22,10 @@ from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
 from trl_agentic.rollout.policy import NoBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.tools.browser import make_browser_tool
-from trl_agentic.tools.page_fetch import PageError, PageFetcher
-from trl_agentic.tools.page_parser import PageParser
-from trl_agentic.tools.page_text.extraction import Limits as PageLimits
 from trl_agentic.tools.runtime import ToolRuntime
+from trl_agentic.tools.web.page_fetch import PageError, PageFetcher
+from trl_agentic.tools.web.page_parser import PageParser
+from trl_agentic.tools.web.page_text.extraction import Limits as PageLimits
 from trl_agentic.types import Status
 
 PUBLIC = "93.184.216.34"

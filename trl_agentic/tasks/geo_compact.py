@@ -21,7 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-from ..tools.bm25_library import import_bm25s
+from ..tools.search_backends.bm25_library import import_bm25s
 from .geo_facts import CITY_RELATIONS, COUNTRY_RELATIONS, Value, cities, countries, facts
 from .geo_questions import OPERATIONS, Compute, Question, solve
 

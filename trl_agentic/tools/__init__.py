@@ -3,22 +3,22 @@
 from .arpo_cache import import_arpo_cache
 from .browser import make_browser_tool
 from .cache import CachedResult, CacheKey, ReplayMiss, ResultCache
-from .dense_search import DenseSearch, TextEncoder
+from .calls.jobs import CallState
+from .calls.texts import cut_text, result_text
 from .executors import make_executor_tool, open_executor
-from .hybrid_search import HybridSearch
-from .jobs import CallState
-from .json_api import ApiLimits, SearchError
 from .metrics import tool_metrics
 from .options import NoResult, ToolOptions, TransientToolError, tool_options
-from .page_fetch import PageError, PageFetcher
-from .page_reader import PageReader, ReaderError
 from .python import PythonSandbox, SandboxError, make_python_tool
 from .python_report import sandbox_report
 from .python_session import PythonEnvironment, PythonSession
 from .runtime import ToolRuntime
 from .search import BM25Search, Document, Passage, SearchBackend, make_search_tool
-from .search_engines import BraveSearch, BrightDataSearch, SerperSearch, TavilySearch
-from .texts import cut_text, result_text
+from .search_backends.dense import DenseSearch, TextEncoder
+from .search_backends.hybrid import HybridSearch
+from .search_backends.search_engines import BraveSearch, BrightDataSearch, SerperSearch, TavilySearch
+from .web.json_api import ApiLimits, SearchError
+from .web.page_fetch import PageError, PageFetcher
+from .web.page_reader import PageReader, ReaderError
 
 __all__ = [
     "ApiLimits",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .cache import CachedResult, ResultCache
-from .signatures import describe_tools
+from .calls.signatures import describe_tools
 
 _NOTHING_FOUND = "No search results found."
 

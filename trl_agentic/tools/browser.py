@@ -14,13 +14,13 @@ import importlib.util
 import time
 from collections.abc import Callable
 
+from .calls.texts import cut_text
 from .options import NoResult, tool_options
-from .page_fetch import FetchedPage, PageError, PageFetcher
-from .page_parser import PageParser, page_parser
-from .page_reader import PageReader, best_passages
-from .page_text.decoding import UnreadablePageError, clean
-from .page_text.extraction import Limits, PageText
-from .texts import cut_text
+from .web.page_fetch import FetchedPage, PageError, PageFetcher
+from .web.page_parser import PageParser, page_parser
+from .web.page_reader import PageReader, best_passages
+from .web.page_text.decoding import UnreadablePageError, clean
+from .web.page_text.extraction import Limits, PageText
 
 _VERSION = "1"
 _MAX_QUESTION_CHARS = 2_000

@@ -20,15 +20,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..types import CallStatus, ToolCall, ToolResult
-from .admission import Admission
 from .cache import ResultCache
-from .event_loop import EventLoops
-from .execution import Execution, broken_by, failure, timeout
-from .jobs import CallJob, CallState, Job, Outcome, Turn, WorkJob
-from .signatures import describe_tools
-from .texts import MAX_ERROR_CHARS
-from .twins import Twins
-from .workers import WorkerPool
+from .calls.admission import Admission
+from .calls.event_loop import EventLoops
+from .calls.execution import Execution, broken_by, failure, timeout
+from .calls.jobs import CallJob, CallState, Job, Outcome, Turn, WorkJob
+from .calls.signatures import describe_tools
+from .calls.texts import MAX_ERROR_CHARS
+from .calls.twins import Twins
+from .calls.workers import WorkerPool
 
 
 class ToolRuntime:

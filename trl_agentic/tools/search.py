@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .bm25_search import BM25Search
 from .options import NoResult, tool_options
-from .passages import (
+from .search_backends.bm25 import BM25Search
+from .search_backends.passages import (
     Document,
     Passage,
     SearchBackend,

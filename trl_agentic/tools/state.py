@@ -81,7 +81,7 @@ class Origin:
 
 class ToolState:
     """
-    Environment and stateful tools of one trajectory; a [`~trl_agentic.tools.jobs.CallState`] for the tool runtime.
+    Environment and stateful tools of one trajectory: a [`CallState`] for the tool runtime.
 
     It is made by the loop's thread and filled by work that the runtime runs in this state's lane: [`ToolState.reset`]
     for the root, from which the trajectories of a group are forked, and `fork_state` for these. Until then its

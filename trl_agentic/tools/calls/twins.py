@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cache import CacheKey
+from ..cache import CacheKey
 from .jobs import CallJob
 
 

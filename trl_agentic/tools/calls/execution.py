@@ -12,11 +12,11 @@ from typing import Any
 
 import tenacity
 
-from ..types import CallStatus
+from ...types import CallStatus
+from ..options import NoResult, TransientToolError
 from .admission import lost_state_text
 from .event_loop import EventLoops, ToolExit
 from .jobs import CallJob, Job, Outcome, WorkJob
-from .options import NoResult, TransientToolError
 from .texts import bounded_text, error_line
 
 _backoff = tenacity.wait_exponential(multiplier=0.25, max=8.0) + tenacity.wait_random(0.0, 0.25)

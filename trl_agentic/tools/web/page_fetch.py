@@ -22,8 +22,8 @@ from http import HTTPStatus
 import httpcore
 import httpx
 
+from ..options import TransientToolError
 from .bounded_http import DeadlineNetwork, NetworkTransport, seconds_left
-from .options import TransientToolError
 from .public_network import PublicNetwork, RefusedAddressError, system_addresses
 
 _MAX_URL_CHARS = 2_048

@@ -19,12 +19,12 @@ from typing import Any
 
 import httpx
 
-from .bm25_search import BM25Search
+from ..calls.texts import cut_text
+from ..search_backends.bm25 import BM25Search
+from ..search_backends.passages import Document, tokenize
 from .json_api import ApiLimits, SearchError, fetch_json, is_confidential
 from .page_text.decoding import clean
 from .page_text.extraction import PageText
-from .passages import Document, tokenize
-from .texts import cut_text
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _PASSAGE_WORDS = 120

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from .daemon_threads import run_together
+from ..calls.daemon_threads import run_together
 from .passages import LocalBackend, Passage, SearchBackend, VersionedBackend, check_top_k, identity
 
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import httpx
 
-from .daemon_threads import DaemonThreads, run_together
-from .options import TransientToolError
-from .snippets import MAX_KEY_CHARS, cut_end, snippet_text
+from ..calls.daemon_threads import DaemonThreads, run_together
+from ..options import TransientToolError
+from ..search_backends.snippets import MAX_KEY_CHARS, cut_end, snippet_text
 
 _EXCERPT_BYTES = 2_000  # of the body of an error
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..types import CallStatus, ToolCall, ToolResult
-from .cache import CachedResult, CacheKey, ResultCache
-from .cache_file import CacheBusyError
+from ...types import CallStatus, ToolCall, ToolResult
+from ..cache import CachedResult, CacheKey, ResultCache
+from ..cache_file import CacheBusyError
 from .jobs import CallJob, CallState, Job, Outcome, Turn
 from .signatures import Tool
 from .texts import bounded_text

@@ -11,7 +11,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
-from .options import ToolOptions
+from ..options import ToolOptions
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),

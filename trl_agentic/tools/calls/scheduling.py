@@ -12,8 +12,8 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
+from ..options import ToolOptions
 from .jobs import CallState, Job
-from .options import ToolOptions
 
 
 class ToolQueue:

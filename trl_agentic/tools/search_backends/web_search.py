@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 
-from .json_api import ApiLimits, SearchError, fetch_json, is_confidential
+from ..web.json_api import ApiLimits, SearchError, fetch_json, is_confidential
 from .passages import Passage, check_top_k, identity
 from .snippets import plain_text, snippet_text, snippet_url
 

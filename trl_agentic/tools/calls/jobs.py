@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ..types import CallStatus, ToolCall, ToolResult
-from .cache import CacheKey
-from .options import ToolOptions
+from ...types import CallStatus, ToolCall, ToolResult
+from ..cache import CacheKey
+from ..options import ToolOptions
 
 
 class CallState(Protocol):

@@ -1,0 +1,1 @@
+"""How the runtime runs calls: checks, queues, threads, deadlines."""

@@ -1,0 +1,1 @@
+"""Where a search looks: BM25, dense, hybrid, and the web."""

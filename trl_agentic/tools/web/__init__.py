@@ -1,0 +1,1 @@
+"""Web pages and APIs: guarded HTTP, readable text, and a reader model."""
