@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loopback_pages import LoopbackPages, head
 
-from trl_agentic.tools import public_network
 from trl_agentic.tools.options import TransientToolError
+from trl_agentic.tools.web import public_network
 from trl_agentic.tools.web.page_fetch import PageError, PageFetcher
 from trl_agentic.tools.web.public_network import is_public
 

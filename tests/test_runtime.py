@@ -13,7 +13,8 @@ from typing import Literal
 
 import pytest
 
-from trl_agentic.tools import ToolRuntime, cut_text, result_text, tool_metrics, workers
+from trl_agentic.tools import ToolRuntime, cut_text, result_text, tool_metrics
+from trl_agentic.tools.calls import workers
 from trl_agentic.types import CallStatus, ToolCall, ToolResult
 
 

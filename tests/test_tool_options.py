@@ -8,7 +8,8 @@ import time
 import pytest
 import tenacity
 
-from trl_agentic.tools import NoResult, ToolOptions, ToolRuntime, TransientToolError, execution, tool_options
+from trl_agentic.tools import NoResult, ToolOptions, ToolRuntime, TransientToolError, tool_options
+from trl_agentic.tools.calls import execution
 from trl_agentic.types import CallStatus, ToolCall, ToolResult
 
 INLINE_OR_NOT = pytest.mark.parametrize("num_workers", [0, 4], ids=["inline", "threads"])
