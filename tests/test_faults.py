@@ -178,6 +178,12 @@ def test_the_rollout_phase_ends_at_its_deadline_whatever_hangs():
     assert {trajectory.status for tree in trees for trajectory in tree.trajectories} == {Status.DEADLINE}
 
 
+def children_since_now() -> Callable[[], list[psutil.Process]]:
+    """A function that lists what this process has started since, and not what earlier tests keep warm."""
+    before = set(psutil.Process().children(recursive=True))
+    return lambda: [process for process in psutil.Process().children(recursive=True) if process not in before]
+
+
 def test_a_sandbox_whose_processes_are_killed_in_mid_call_is_an_error_and_then_a_new_one():
     programs = {"a": "import time\ntime.sleep(60)", "b": "print(6 * 7)"}
     running = threading.Event()
@@ -192,13 +198,15 @@ def test_a_sandbox_whose_processes_are_killed_in_mid_call_is_an_error_and_then_a
         running.set()
         return sandbox.run(programs[code.strip()])
 
+    new_children = children_since_now()
+
     def kill() -> None:
         assert running.wait(timeout=60.0)
-        me, deadline = psutil.Process(), time.monotonic() + 30.0
-        while len(me.children(recursive=True)) < 2 and time.monotonic() < deadline:
+        deadline = time.monotonic() + 30.0
+        while len(new_children()) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)
-        for process in me.children(recursive=True):
+        for process in new_children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -225,11 +233,7 @@ def test_programs_that_hang_are_killed_with_all_that_they_started():
         """
         return sandbox.run(spawning)
 
-    before = set(psutil.Process().children(recursive=True))
-
-    def new_children() -> list[psutil.Process]:
-        return [process for process in psutil.Process().children(recursive=True) if process not in before]
-
+    new_children = children_since_now()
     with PythonSandbox(timeout_s=0.5) as sandbox, ToolRuntime([python], num_workers=4, timeout_s=60.0) as runtime:
         script = calling(lambda rollout, made: "a", 1, ("python",))
         results = results_of(grow(runtime, script, [python], 4), 1)
