@@ -1,5 +1,6 @@
 """TRL's environments and stateful tools in `ARPOTrainer`: same contract as in `GRPOTrainer`, in trees."""
 
+import copy
 import logging
 import threading
 import time
@@ -449,6 +450,40 @@ def test_a_reset_that_fails_costs_its_prompt_and_no_more(tmp_path, caplog):
     assert ours._rewards_per_func[4:].isnan().all() and not ours._rewards_per_func[:4].isnan().any()
     assert batch["advantages"].isfinite().all() and ours._metrics["train"]["rollout/state/broken"] == [0.5]
     assert "1 of 2 environments could not be set up" in caplog.text and "no server" in caplog.text
+
+
+class Unforkable(Shelf):
+    """Its forks fail from the `first_bad` on."""
+
+    first_bad = 0
+    num_forks = 0
+
+    def fork(self):
+        Unforkable.num_forks += 1
+        if Unforkable.num_forks > self.first_bad:
+            raise RuntimeError("the server takes no more sessions")
+        twin = type(self)()
+        vars(twin).update(copy.deepcopy(vars(self)))
+        return twin
+
+
+def test_an_environment_that_can_never_be_forked_stops_the_run_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Unforkable, "num_forks", 0)
+    ours = environment_trainer(tmp_path, Unforkable, initial_rollouts=2)
+    with pytest.raises(
+        RuntimeError, match=r"8 of 8 states of `Unforkable` could not be forked.*`fork.*no more sessions"
+    ):
+        ours.train()
+
+
+def test_a_fork_that_fails_is_said_once_per_generation(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Unforkable, "num_forks", 0)
+    monkeypatch.setattr(Unforkable, "first_bad", 3)
+    ours = environment_trainer(tmp_path, Unforkable, initial_rollouts=2)
+    with caplog.at_level("WARNING"):
+        score(ours)
+    assert caplog.text.count("5 of 8 states of `Unforkable` could not be forked") == 1
+    assert "no more sessions" in caplog.text and "Let `Unforkable` have a `fork()`" in caplog.text
 
 
 def test_an_environment_that_will_not_close_is_given_up(tmp_path):
