@@ -633,6 +633,32 @@ def test_a_process_that_is_killed_while_it_writes_leaves_a_sound_file(tmp_path):
     assert not list(tmp_path.glob("results.damaged-*"))
 
 
+HALF_DONE = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA journal_mode = TRUNCATE")
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN IMMEDIATE")
+for number in range(300):
+    row = (os.urandom(32), "ok", "search", "", "{}", os.urandom(3000), 0, 0, 0.0)
+    connection.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_replay_of_a_half_done_write_names_the_repair(tmp_path):
+    search = Search()
+    with ResultCache(tmp_path) as cache:
+        search.ask(cache, "Cuba")
+    killed = subprocess.run([sys.executable, "-c", HALF_DONE, str(cache.path)], timeout=60)
+    assert killed.returncode == -9
+    with pytest.raises(OSError, match="was killed in the middle: open the cache once with mode='read_write'"):
+        ResultCache(tmp_path, mode="replay")
+    ResultCache(tmp_path).close()
+    with ResultCache(tmp_path, mode="replay") as cache:
+        assert search.ask(cache, "Cuba")[0].cached
+
+
 def test_a_forked_process_uses_the_cache_on_its_own(cache):
     stored(cache)
     parents = {cache._file._reader._connection, cache._file._writer._connection}  # not even closed by the child

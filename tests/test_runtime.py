@@ -433,6 +433,21 @@ def test_whatever_a_tool_raises_is_an_error_that_can_be_read(num_workers, is_asy
     assert results[1].content == "waited 0.0"  # neither the worker nor the event loop went down
 
 
+def test_a_tool_that_yields_is_an_error():
+    def pieces():
+        yield "a"
+
+    async def async_pieces():
+        yield "a"
+
+    with ToolRuntime([pieces, async_pieces], timeout_s=10.0) as runtime:
+        runtime.submit("turn", [ToolCall("pieces"), ToolCall("async_pieces")])
+        ((_, results),) = runtime.poll(wait_s=20.0)
+    assert [result.status for result in results] == [CallStatus.ERROR] * 2
+    assert results[0].content.startswith("TypeError: the tool pieces must return a value")
+    assert results[1].content.startswith("TypeError: the tool async_pieces must return a value")
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_that_cannot_even_be_described_costs_no_thread(num_workers):
     class Undescribable(Exception):
@@ -581,7 +596,10 @@ def test_a_key_in_flight_cannot_be_used_again():
 @pytest.mark.parametrize(
     ("tools", "error", "message"),
     [
-        ([3], TypeError, "must be a function, got int"),
+        ([3], TypeError, "must be a function or a bound method, got int"),
+        ([int], TypeError, "Of a class pass the methods of an instance"),
+        ([dict], TypeError, "Of a class pass the methods of an instance"),
+        ([getattr], TypeError, "getattr does not say which arguments it takes; wrap it"),
         ([lambda: 1], ValueError, "pass a named function"),
         ([functools.partial(echo, "a")], ValueError, "pass a named function"),
         ([echo, echo], ValueError, "Two tools are named 'echo'"),

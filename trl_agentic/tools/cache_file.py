@@ -235,7 +235,13 @@ def _open(path: Path, read_only: bool) -> CacheFile:
         raise ValueError(f"{path} is no tool cache of this version: {error}. Pass another directory.") from error
     except sqlite3.OperationalError as error:  # locked, not to be opened, disk full
         file.close()
-        raise OSError(errno.EIO, f"{path}: {error}") from error
+        remedy = ""
+        if read_only and "readonly" in str(error):  # reading would have to begin with a roll-back
+            remedy = (
+                ". A process that wrote to it was killed in the middle: open the cache once with mode='read_write', "
+                "which undoes what it left half done"
+            )
+        raise OSError(errno.EIO, f"{path}: {error}{remedy}") from error
     except sqlite3.DatabaseError as error:
         file.close()
         raise _Damaged(
