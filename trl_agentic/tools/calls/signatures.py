@@ -156,11 +156,8 @@ def describe_tools(tools: Sequence[Callable[..., Any]]) -> dict[str, Tool]:
     """
     described: dict[str, Tool] = {}
     for function in tools:
-        if not callable(function) or isinstance(function, type):
-            raise TypeError(
-                f"A tool must be a function or a bound method, got {type(function).__name__}: {function!r}. Of a "
-                "class pass the methods of an instance."
-            )
+        if not callable(function):
+            raise TypeError(f"A tool must be a function, got {type(function).__name__}: {function!r}.")
         name = getattr(function, "__name__", "")  # a partial has none
         if not name.isidentifier():
             raise ValueError(f"A tool is called by its __name__, and {function!r} has none; pass a named function.")
@@ -171,7 +168,7 @@ def describe_tools(tools: Sequence[Callable[..., Any]]) -> dict[str, Tool]:
             raise TypeError(f"{name}.tool_options must be a ToolOptions, got {options!r}. Use @tool_options(...).")
         try:
             signature = inspect.signature(function)
-        except ValueError as error:  # some functions of C say nothing about their parameters
+        except ValueError as error:  # some of what is written in C says nothing about its parameters
             raise TypeError(f"{name} does not say which arguments it takes; wrap it in a function.") from error
         described[name] = Tool(name, function, signature, _schema(function), options)
     return described
