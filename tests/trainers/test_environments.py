@@ -627,3 +627,9 @@ def test_a_state_that_is_not_ready_at_the_deadline_scores_nothing_and_the_run_go
     assert "deadline" in statuses and batch["advantages"].isfinite().all()
     unscored = ours._rewards_per_func[:, 0].isnan().tolist()
     assert all(missing for missing, status in zip(unscored, statuses, strict=True) if status == "deadline")
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e12, 0.0])
+def test_a_deadline_of_calls_that_no_thread_can_wait_for_is_refused(tmp_path, seconds):
+    with pytest.raises(ValueError, match="`tool_timeout_s` must be above 0 and finite"):
+        config(tmp_path, tool_timeout_s=seconds)
