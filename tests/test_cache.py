@@ -218,7 +218,7 @@ def test_failures_answer_a_replay_and_no_other_call(tmp_path, num_workers):
     assert raised.cached and hung.cached and len(search.queries) == 4
 
 
-def test_a_hung_call_is_stored_before_its_turn_is_answered(tmp_path):
+def test_a_hung_call_is_stored_when_the_runtime_closes(tmp_path):
     release = threading.Event()
     search = Search(lambda query: release.wait(timeout=60.0), timeout_s=0.1)
     with ResultCache(tmp_path) as cache:
@@ -491,7 +491,7 @@ def test_a_file_that_another_process_keeps_locked_is_passed_over(cache, monkeypa
 
 
 def test_a_file_that_is_being_written_to_is_waited_for_by_a_worker_and_not_by_the_engine(cache, monkeypatch):
-    monkeypatch.setattr("trl_agentic.tools.cache_file.BUSY_S", 60.0)
+    monkeypatch.setattr("trl_agentic.tools.calls.admission.LOOK_S", 60.0)
     search = Search()
     search.ask(cache, "Cuba")
     with ResultCache(cache.path.parent) as patient, ToolRuntime([search.tool], cache=patient) as runtime:
@@ -506,6 +506,50 @@ def test_a_file_that_is_being_written_to_is_waited_for_by_a_worker_and_not_by_th
         (result,) = runtime.poll(wait_s=60.0)[0][1]
     assert (result.content, result.cached, result.attempts) == ("about Cuba", True, 0)
     assert search.queries == ["Cuba"] and patient.metrics["cache/errors"] == 0.0
+
+
+def test_a_locked_file_costs_no_call_and_stops_no_deadline(cache):
+    """Two seconds of patience per lookup and per write, as SQLite has, would be more than these deadlines allow."""
+    release = threading.Event()
+    search = Search(lambda query: release.wait(timeout=60.0) if query == "hangs" else f"about {query}", timeout_s=5.0)
+    other = sqlite3.connect(cache.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with ToolRuntime([search.tool], cache=cache, num_workers=4) as runtime:
+        start = time.monotonic()
+        for query in ["hangs", *(str(number) for number in range(12)), "0", "0"]:
+            runtime.submit(
+                f"turn {len(search.queries)} {query} {time.monotonic()}", [ToolCall("search", {"query": query})]
+            )
+        results = []
+        while runtime.num_pending:
+            results += [result for _, turn in runtime.poll(wait_s=30.0) for result in turn]
+        assert time.monotonic() - start < 30.0
+        assert sorted(result.status for result in results) == sorted([CallStatus.OK] * 14 + [CallStatus.TIMEOUT])
+        assert len(set(search.queries)) == len(search.queries) == 13  # what is not yet written answers calls already
+        other.execute("ROLLBACK")
+    other.close()
+    release.set()
+    assert cache.metrics["cache/errors"] >= 1.0
+
+
+def test_a_backlog_behind_a_lock_is_given_up_quickly(cache):
+    other = sqlite3.connect(cache.path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    start = time.monotonic()
+    for number in range(20):
+        cache.put_later(cache.key("search", {"query": str(number)}), FOUND)
+    assert time.monotonic() - start < 1.5
+    assert cache.flush(timeout_s=30.0) and time.monotonic() - start < 20.0  # and not 20 times 2 s
+    assert cache.metrics["cache/errors"] == 20.0
+    other.execute("ROLLBACK")
+    other.close()
+    cache.put_later(key := cache.key("search", {"query": "later"}), FOUND)
+    assert cache.flush() and cache._read(key, None) == FOUND
+
+
+def test_a_key_that_cannot_be_written_is_passed_over(cache):
+    cache.put(cache.key("search", {"query": "Cuba"}, "\ud800"), FOUND)
+    assert cache.metrics["cache/errors"] == 1.0
 
 
 def test_a_replay_says_what_keeps_it_from_reading(tmp_path, monkeypatch):
@@ -587,6 +631,32 @@ def test_a_process_that_is_killed_while_it_writes_leaves_a_sound_file(tmp_path):
     with ResultCache(tmp_path) as cache:
         assert cache.get(cache.key("search", {"query": "a 0"})).content == "a" * 500
     assert not list(tmp_path.glob("results.damaged-*"))
+
+
+HALF_DONE = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA journal_mode = TRUNCATE")
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN IMMEDIATE")
+for number in range(300):
+    row = (os.urandom(32), "ok", "search", "", "{}", os.urandom(3000), 0, 0, 0.0)
+    connection.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_replay_of_a_half_done_write_names_the_repair(tmp_path):
+    search = Search()
+    with ResultCache(tmp_path) as cache:
+        search.ask(cache, "Cuba")
+    killed = subprocess.run([sys.executable, "-c", HALF_DONE, str(cache.path)], timeout=60)
+    assert killed.returncode == -9
+    with pytest.raises(OSError, match="was killed in the middle: open the cache once with mode='read_write'"):
+        ResultCache(tmp_path, mode="replay")
+    ResultCache(tmp_path).close()
+    with ResultCache(tmp_path, mode="replay") as cache:
+        assert search.ask(cache, "Cuba")[0].cached
 
 
 def test_a_forked_process_uses_the_cache_on_its_own(cache):

@@ -398,3 +398,16 @@ def test_a_busy_server_is_worth_another_attempt(server, status, header, seconds)
 def test_limits_out_of_range_are_refused(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
         PageFetcher(**options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"private_hosts": "wiki.internal"}, r"pass \['wiki.internal'\]"),
+        ({"ports": ["80", "443"]}, r"such as \[80, 443\]"),
+        ({"ports": "443"}, r"such as \[80, 443\]"),
+    ],
+)
+def test_hosts_and_ports_of_another_type_are_refused(settings, message):
+    with pytest.raises(TypeError, match=message):
+        PageFetcher(**settings)

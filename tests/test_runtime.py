@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import subprocess
 import sys
 import threading
@@ -432,6 +433,40 @@ def test_whatever_a_tool_raises_is_an_error_that_can_be_read(num_workers, is_asy
     assert results[1].content == "waited 0.0"  # neither the worker nor the event loop went down
 
 
+def test_a_tool_that_yields_is_an_error():
+    def pieces():
+        yield "a"
+
+    async def async_pieces():
+        yield "a"
+
+    with ToolRuntime([pieces, async_pieces], timeout_s=10.0) as runtime:
+        runtime.submit("turn", [ToolCall("pieces"), ToolCall("async_pieces")])
+        ((_, results),) = runtime.poll(wait_s=20.0)
+    assert [result.status for result in results] == [CallStatus.ERROR] * 2
+    assert results[0].content.startswith("TypeError: the tool pieces must return a value")
+    assert results[1].content.startswith("TypeError: the tool async_pieces must return a value")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_that_cannot_even_be_described_costs_no_thread(num_workers):
+    class Undescribable(Exception):
+        @property
+        def __cause__(self):
+            raise ValueError("no cause")
+
+    def search(query):
+        if query == "bad":
+            raise Undescribable("hm")
+        return query
+
+    with ToolRuntime([search], num_workers=num_workers, timeout_s=10.0) as runtime:
+        for query, expected in (("bad", (CallStatus.ERROR, "Undescribable")), ("good", (CallStatus.OK, "good"))):
+            runtime.submit(query, [ToolCall("search", {"query": query})])
+            ((_, (result,)),) = runtime.poll(wait_s=20.0)
+            assert (result.status, result.content) == expected
+
+
 def test_an_interrupt_inside_a_thread_is_the_error_of_its_tool():
     def interrupted():
         raise KeyboardInterrupt
@@ -562,6 +597,8 @@ def test_a_key_in_flight_cannot_be_used_again():
     ("tools", "error", "message"),
     [
         ([3], TypeError, "must be a function, got int"),
+        ([dict], TypeError, "dict does not say which arguments it takes; wrap it"),
+        ([getattr], TypeError, "getattr does not say which arguments it takes; wrap it"),
         ([lambda: 1], ValueError, "pass a named function"),
         ([functools.partial(echo, "a")], ValueError, "pass a named function"),
         ([echo, echo], ValueError, "Two tools are named 'echo'"),
@@ -572,7 +609,14 @@ def test_tools_that_cannot_be_called_by_name_are_refused(tools, error, message):
         ToolRuntime(tools)
 
 
-@pytest.mark.parametrize("settings", [{"num_workers": -1}, {"timeout_s": 0.0}, {"max_result_chars": 10}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_workers": -1},
+        *[{"timeout_s": value} for value in (0.0, math.nan, math.inf, 1e12)],
+        {"max_result_chars": 10},
+    ],
+)
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):
         ToolRuntime([echo], **settings)

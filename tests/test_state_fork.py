@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import pytest
 from counting_environments import Copied, Forked, Replayed
 
 from trl_agentic.tools import ToolRuntime
@@ -120,3 +121,17 @@ def test_a_branch_of_a_state_that_could_not_be_reset_is_lost_for_that_reason():
         start_fork(runtime, parent, child)
         assert runtime.settle([child], timeout_s=60.0)
     assert child.broken == parent.broken == "preparing it failed with ConnectionError: no server"
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, TypeError])
+def test_what_cannot_be_copied_is_replayed(error):
+    class Stubborn(Copied):
+        def __deepcopy__(self, memo):
+            raise error("cannot be copied")  # as ctypes, files and locks do
+
+    with ToolRuntime([Stubborn().add], num_workers=2, timeout_s=40.0) as runtime:
+        parent = state_of(Stubborn, runtime, 1, 2)
+        child = parent.child(parent.history)
+        start_fork(runtime, parent, child)
+        assert runtime.settle([child], timeout_s=60.0)
+    assert (child.broken, child.made_by, child.environment.counts) == (None, "replay", [0, 1, 3])

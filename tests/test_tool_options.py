@@ -45,15 +45,35 @@ def test_options_are_attached_to_the_function_itself():
     [
         ({"timeout_s": 0.0}, ValueError),
         ({"timeout_s": float("nan")}, ValueError),
+        ({"timeout_s": float("inf")}, ValueError),
+        ({"timeout_s": 1e12}, ValueError),
         ({"rate_per_s": -1.0}, ValueError),
+        ({"rate_per_s": float("nan")}, ValueError),
+        ({"rate_per_s": float("inf")}, ValueError),
+        ({"rate_per_s": 1e-12}, ValueError),
+        ({"version": "\ud800"}, ValueError),
+        ({"version": 2}, TypeError),
         ({"max_concurrency": 0}, ValueError),
         ({"num_retries": -1}, ValueError),
         ({"transient": ("ConnectionError",)}, TypeError),
+        ({"transient": 5}, TypeError),
     ],
 )
 def test_options_out_of_range_are_refused(options, error):
     with pytest.raises(error, match=next(iter(options))):
         tool_options(**options)
+
+
+def test_a_single_class_may_be_declared_transient():
+    assert ToolOptions(transient=ValueError).transient == (ValueError,)
+
+
+def test_a_decorator_without_parentheses_is_refused():
+    with pytest.raises(TypeError, match=r"Write it with parentheses above the tool: @tool_options\("):
+
+        @tool_options
+        def search():
+            return "found"
 
 
 def test_options_of_another_kind_are_refused():

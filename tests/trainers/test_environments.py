@@ -1,5 +1,6 @@
 """TRL's environments and stateful tools in `ARPOTrainer`: same contract as in `GRPOTrainer`, in trees."""
 
+import copy
 import logging
 import threading
 import time
@@ -451,6 +452,40 @@ def test_a_reset_that_fails_costs_its_prompt_and_no_more(tmp_path, caplog):
     assert "1 of 2 environments could not be set up" in caplog.text and "no server" in caplog.text
 
 
+class Unforkable(Shelf):
+    """Its forks fail from the `first_bad` on."""
+
+    first_bad = 0
+    num_forks = 0
+
+    def fork(self):
+        Unforkable.num_forks += 1
+        if Unforkable.num_forks > self.first_bad:
+            raise RuntimeError("the server takes no more sessions")
+        twin = type(self)()
+        vars(twin).update(copy.deepcopy(vars(self)))
+        return twin
+
+
+def test_an_environment_that_can_never_be_forked_stops_the_run_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(Unforkable, "num_forks", 0)
+    ours = environment_trainer(tmp_path, Unforkable, initial_rollouts=2)
+    with pytest.raises(
+        RuntimeError, match=r"8 of 8 states of `Unforkable` could not be forked.*`fork.*no more sessions"
+    ):
+        ours.train()
+
+
+def test_a_fork_that_fails_is_said_once_per_generation(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(Unforkable, "num_forks", 0)
+    monkeypatch.setattr(Unforkable, "first_bad", 3)
+    ours = environment_trainer(tmp_path, Unforkable, initial_rollouts=2)
+    with caplog.at_level("WARNING"):
+        score(ours)
+    assert caplog.text.count("5 of 8 states of `Unforkable` could not be forked") == 1
+    assert "no more sessions" in caplog.text and "Let `Unforkable` have a `fork()`" in caplog.text
+
+
 def test_an_environment_that_will_not_close_is_given_up(tmp_path):
     class Stubborn(Shelf):
         closings = 0
@@ -592,3 +627,9 @@ def test_a_state_that_is_not_ready_at_the_deadline_scores_nothing_and_the_run_go
     assert "deadline" in statuses and batch["advantages"].isfinite().all()
     unscored = ours._rewards_per_func[:, 0].isnan().tolist()
     assert all(missing for missing, status in zip(unscored, statuses, strict=True) if status == "deadline")
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e12, 0.0])
+def test_a_deadline_of_calls_that_no_thread_can_wait_for_is_refused(tmp_path, seconds):
+    with pytest.raises(ValueError, match="`tool_timeout_s` must be above 0 and finite"):
+        config(tmp_path, tool_timeout_s=seconds)

@@ -13,25 +13,28 @@ Example:
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import sqlite3
 import threading
 import time
-import unicodedata
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from ..types import CallStatus
+from .cache_entries import CachedResult, CacheKey, normalised
 from .cache_file import CacheFile, open_cache_file
+from .late_writer import LateWriter
 
 logger = logging.getLogger(__name__)
 
 Mode = Literal["read_write", "replay", "refresh"]
+FLUSH_S = 5.0  # how long a cache that is closed waits for a disk
+
+# A disk, and results that SQLite does not take: too big, or with a key that is no Unicode.
+_UNWRITABLE = (sqlite3.Error, OSError, ValueError, OverflowError, MemoryError)
 
 _READ = "SELECT content, status, negative, truncated, stored_at FROM results WHERE key = ?"
 _READ_OK = f"{_READ} AND status = 'ok'"
@@ -58,37 +61,6 @@ class ReplayMiss(LookupError):
         )
         self.tool = tool
         self.arguments = arguments
-
-
-class CacheKey(NamedTuple):
-    """What a result is stored under: the tool, its version, and its arguments as JSON in one fixed way of writing."""
-
-    tool: str
-    version: str
-    arguments: str
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of the three."""
-        return hashlib.sha256(json.dumps(self).encode()).digest()
-
-
-@dataclass(frozen=True)
-class CachedResult:
-    """
-    A result out of the cache.
-
-    Args:
-        content (`str`), negative (`bool`), truncated (`bool`):
-            The text, whether the tool had found nothing, and whether the text had been cut.
-        status ([`~trl_agentic.types.CallStatus`], *optional*, defaults to `CallStatus.OK`):
-            What became of the call. A failure answers nothing but a replay.
-    """
-
-    content: str
-    negative: bool
-    truncated: bool
-    status: CallStatus = CallStatus.OK
 
 
 class ResultCache:
@@ -143,6 +115,7 @@ class ResultCache:
         self._expire_s = expire_s
         self._negative_expire_s = negative_expire_s
         self._file: CacheFile = open_cache_file(self.path, read_only=mode == "replay")
+        self._late = LateWriter(self.put)
         self._lock = threading.Lock()
         self._counts = {"hits": 0, "misses": 0, "errors": 0}
 
@@ -166,19 +139,19 @@ class ResultCache:
                 `None` for arguments that JSON does not know; such a call cannot be cached.
         """
         try:
-            return CacheKey(tool, version, json.dumps(_normalised(arguments), sort_keys=True, separators=(",", ":")))
+            return CacheKey(tool, version, json.dumps(normalised(arguments), sort_keys=True, separators=(",", ":")))
         except (TypeError, ValueError, RecursionError):
             return None
 
-    def get(self, key: CacheKey, *, wait: bool = True) -> CachedResult | None:
+    def get(self, key: CacheKey, *, wait_s: float | None = None) -> CachedResult | None:
         """
         Look a result up.
 
         Args:
             key ([`CacheKey`]):
                 The call.
-            wait (`bool`, *optional*, defaults to `True`):
-                Whether to wait while somebody is writing to the file. A replay always does.
+            wait_s (`float`, *optional*):
+                Seconds to wait at most while somebody is writing to the file; two if not given, and in a replay.
 
         Returns:
             [`CachedResult`] or `None`:
@@ -187,9 +160,9 @@ class ResultCache:
         Raises:
             ReplayMiss: If it is not there, and `mode` is `"replay"`.
             OSError: If it cannot be read, and `mode` is `"replay"`.
-            CacheBusyError: If somebody is writing, and `wait` is `False`.
+            CacheBusyError: If somebody is writing, and `wait_s` is 0.
         """
-        result = None if self.mode == "refresh" else self._read(key, wait)
+        result = None if self.mode == "refresh" else self._unwritten(key) or self._read(key, wait_s)
         self._count("misses" if result is None else "hits")
         if result is None and self.mode == "replay":
             raise ReplayMiss(key.tool, key.arguments, self.path)
@@ -207,8 +180,23 @@ class ResultCache:
             return
         try:
             self._file.write(_WRITE, [_row(key, result)])
-        except (sqlite3.Error, OSError) as error:
+        except _UNWRITABLE as error:
             self._pass_over("written", error)
+
+    def put_later(self, key: CacheKey, result: CachedResult) -> None:
+        """
+        The same, without waiting for the disk; what is not yet written answers calls already.
+
+        Args:
+            key ([`CacheKey`]), result ([`CachedResult`]):
+                As in [`ResultCache.put`].
+        """
+        if self.mode != "replay":
+            self._late.add(key, result)
+
+    def flush(self, timeout_s: float = FLUSH_S) -> bool:
+        """Wait until what was put is written, or passed over; returns whether that came to be in time."""
+        return self._late.flush(timeout_s)
 
     def fill(self, results: Iterable[tuple[CacheKey, CachedResult]]) -> int:
         """
@@ -233,7 +221,8 @@ class ResultCache:
             raise OSError(errno.EIO, f"The tool cache {self.path} could not be written: {error}") from error
 
     def close(self) -> None:
-        """Close the file. A cache that is used afterwards is passed over."""
+        """Flush, and close the file. A cache that is used afterwards is passed over."""
+        self.flush()
         self._file.close()
 
     def __enter__(self) -> ResultCache:
@@ -242,16 +231,25 @@ class ResultCache:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _read(self, key: CacheKey, wait: bool) -> CachedResult | None:
+    def _unwritten(self, key: CacheKey) -> CachedResult | None:
+        result = self._late.get(key)
+        return None if result is None or self._expiry(result.negative) == 0.0 else result
+
+    def _expiry(self, negative: bool) -> float | None:
+        return self._negative_expire_s if negative else self._expire_s
+
+    def _read(self, key: CacheKey, wait_s: float | None) -> CachedResult | None:
         is_replay = self.mode == "replay"
         try:
-            row = self._file.read(_READ_LATEST if is_replay else _READ_OK, (key.digest,), wait or is_replay)
+            row = self._file.read(
+                _READ_LATEST if is_replay else _READ_OK, (key.digest,), None if is_replay else wait_s
+            )
             if row is None:
                 return None
             packed, status, negative, truncated, stored_at = row
             text = zlib.decompress(packed).decode()
             result = CachedResult(text, bool(negative), bool(truncated), CallStatus(status))
-            expire_s = self._negative_expire_s if negative else self._expire_s
+            expire_s = self._expiry(negative)
             is_fresh = expire_s is None or time.time() - stored_at < expire_s
         except (sqlite3.Error, OSError, zlib.error, ValueError, TypeError) as error:  # the last ones: a damaged row
             if is_replay:
@@ -278,19 +276,6 @@ class ResultCache:
         with self._lock:
             self._counts[name] += 1
             return self._counts[name]
-
-
-def _normalised(value: Any) -> Any:
-    """The value with its texts in NFC; raises `TypeError` where two different values would be written alike."""
-    if isinstance(value, str):
-        return unicodedata.normalize("NFC", value)
-    if isinstance(value, Mapping):
-        if not all(isinstance(name, str) for name in value):
-            raise TypeError("names of arguments must be strings")
-        return {name: _normalised(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_normalised(item) for item in value]
-    return value
 
 
 def _row(key: CacheKey, result: CachedResult) -> tuple[Any, ...]:

@@ -17,6 +17,8 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 BUSY_S = 2.0  # how long to wait for another process that writes
+HURRIED_S = 0.05  # the same for one that has kept the file locked for longer than that
+_PAUSE_S = 0.005
 _FORMAT = 2
 _TABLE = """
 CREATE TABLE IF NOT EXISTS results (
@@ -83,10 +85,14 @@ class _Connection:
         )
         # No shared memory and no memory map: a file that is cut short by somebody else would kill the process.
         # Without waiting for the disk, a kill loses nothing; a power failure may damage the file, which is noticed.
-        connection.execute("PRAGMA mmap_size = 0")
-        if not self._read_only:
-            connection.execute("PRAGMA journal_mode = TRUNCATE")
-            connection.execute("PRAGMA synchronous = OFF")
+        try:
+            connection.execute("PRAGMA mmap_size = 0")
+            if not self._read_only:
+                connection.execute("PRAGMA journal_mode = TRUNCATE")
+                connection.execute("PRAGMA synchronous = OFF")
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
 
@@ -104,40 +110,47 @@ class CacheFile:
     def __init__(self, path: Path, read_only: bool):
         self._reader = _Connection(path, read_only, 0.0)
         self._writer = _Connection(path, read_only, BUSY_S)
+        self._is_locked = False  # as the last writer found it
 
-    def read(self, statement: str, values: Sequence[Any] = (), wait: bool = True) -> tuple[Any, ...] | None:
+    def read(self, statement: str, values: Sequence[Any] = (), wait_s: float | None = None) -> tuple[Any, ...] | None:
         """
         Read one row.
 
         Args:
             statement (`str`), values (`Sequence[Any]`, *optional*, defaults to `()`):
                 The statement, and what stands for its question marks.
-            wait (`bool`, *optional*, defaults to `True`):
-                Whether to wait, up to `BUSY_S` seconds, while somebody else is writing.
+            wait_s (`float`, *optional*):
+                Seconds to wait at most while somebody else is writing; `BUSY_S` if not given.
 
         Returns:
             `tuple[Any, ...]` or `None`: The first row.
 
         Raises:
-            CacheBusyError: If somebody is writing, and `wait` is `False`.
+            CacheBusyError: If somebody is writing, and `wait_s` is 0.
             sqlite3.Error: If the file cannot be read.
         """
-        try:
-            with self._reader.use() as connection:
-                return connection.execute(statement, values).fetchone()
-        except sqlite3.OperationalError as error:
-            if "is locked" not in str(error):
-                raise
-        if not wait:
-            raise CacheBusyError
-        with self._writer.use() as connection:
-            return connection.execute(statement, values).fetchone()
+        end = time.monotonic() + (BUSY_S if wait_s is None else wait_s)
+        while True:
+            try:
+                with self._reader.use() as connection:
+                    return connection.execute(statement, values).fetchone()
+            except sqlite3.OperationalError as error:
+                if "is locked" not in str(error):
+                    raise
+                if wait_s == 0:
+                    raise CacheBusyError from error
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(_PAUSE_S)  # outside of the lock, which others need who do not wait
 
     def write(self, statement: str, rows: Sequence[Sequence[Any]]) -> int:
         """Execute a statement for every row, all or none; the number of rows that changed. Raises `sqlite3.Error`."""
         with self._writer.use() as connection:
             before = connection.total_changes
+            connection.execute(f"PRAGMA busy_timeout = {int(1000 * (HURRIED_S if self._is_locked else BUSY_S))}")
+            self._is_locked = True
             connection.execute("BEGIN IMMEDIATE")
+            self._is_locked = False
             try:
                 connection.executemany(statement, rows)
                 connection.execute("COMMIT")
@@ -222,7 +235,13 @@ def _open(path: Path, read_only: bool) -> CacheFile:
         raise ValueError(f"{path} is no tool cache of this version: {error}. Pass another directory.") from error
     except sqlite3.OperationalError as error:  # locked, not to be opened, disk full
         file.close()
-        raise OSError(errno.EIO, f"{path}: {error}") from error
+        remedy = ""
+        if read_only and "readonly" in str(error):  # reading would have to begin with a roll-back
+            remedy = (
+                ". A process that wrote to it was killed in the middle: open the cache once with mode='read_write', "
+                "which undoes what it left half done"
+            )
+        raise OSError(errno.EIO, f"{path}: {error}{remedy}") from error
     except sqlite3.DatabaseError as error:
         file.close()
         raise _Damaged(

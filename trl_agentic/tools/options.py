@@ -21,6 +21,7 @@ Example:
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -45,7 +46,7 @@ class ToolOptions:
             Attempts after the first. Only a [`TransientToolError`] or one of `transient` is tried again, never a call
             on the state of a trajectory, and never because a result is empty.
         transient (`tuple[type[BaseException], ...]`, *optional*, defaults to `()`):
-            Further exceptions that are worth another attempt.
+            Further exceptions that are worth another attempt; a single class is taken as well.
         cached (`bool`, *optional*, defaults to `False`):
             Whether equal calls may be answered from the runtime's [`ResultCache`]. For tools without side effects.
         version (`str`, *optional*, defaults to `""`):
@@ -54,7 +55,7 @@ class ToolOptions:
 
     Raises:
         ValueError: If a limit is out of range.
-        TypeError: If `transient` holds something else than exception classes.
+        TypeError: If `transient` holds something else than exception classes, or `version` is no text.
     """
 
     timeout_s: float | None = None
@@ -66,20 +67,39 @@ class ToolOptions:
     version: str = ""
 
     def __post_init__(self) -> None:
-        for name, value in (("timeout_s", self.timeout_s), ("rate_per_s", self.rate_per_s)):
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, or None for no limit; got {value}.")
+        if self.timeout_s is not None and not is_duration(self.timeout_s):
+            raise ValueError(
+                f"timeout_s must be positive, finite, and at most {threading.TIMEOUT_MAX:g} s, or None for the "
+                f"runtime's own; got {self.timeout_s}."
+            )
+        if self.rate_per_s is not None and not (0 < self.rate_per_s < math.inf and is_duration(1 / self.rate_per_s)):
+            raise ValueError(f"rate_per_s must be positive and finite, or None for no limit; got {self.rate_per_s}.")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ValueError(f"max_concurrency must be at least 1, or None for no limit; got {self.max_concurrency}.")
         if self.num_retries < 0:
             raise ValueError(f"num_retries must be 0 or more, got {self.num_retries}.")
-        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.transient):
+        if isinstance(self.transient, type):  # one class, as `except` takes it too
+            object.__setattr__(self, "transient", (self.transient,))
+        if not isinstance(self.transient, tuple) or not all(
+            isinstance(kind, type) and issubclass(kind, BaseException) for kind in self.transient
+        ):
             raise TypeError(
                 f"transient must hold exception classes, such as (ConnectionError,); got {self.transient}."
             )
+        if not isinstance(self.version, str):
+            raise TypeError(f'version must be a text, such as "2"; got {self.version!r}.')
+        try:
+            self.version.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"version must be a text that UTF-8 can write; got {self.version!r}.") from error
 
 
-def tool_options(**options: Any) -> Callable[[AnyTool], AnyTool]:
+def is_duration(seconds: float) -> bool:
+    """Whether a thread can wait for so many seconds: more than none, and no more than the system can count."""
+    return 0 < seconds <= threading.TIMEOUT_MAX
+
+
+def tool_options(*misplaced: Any, **options: Any) -> Callable[[AnyTool], AnyTool]:
     """
     Attach [`ToolOptions`] to a function, as its attribute `tool_options`.
 
@@ -90,7 +110,15 @@ def tool_options(**options: Any) -> Callable[[AnyTool], AnyTool]:
     Returns:
         `Callable`:
             A decorator that returns the function itself.
+
+    Raises:
+        TypeError: If it is used without parentheses and options.
     """
+    if misplaced:
+        raise TypeError(
+            f"tool_options takes nothing but named options, got {misplaced[0]!r}. Write it with parentheses above the "
+            "tool: @tool_options(cached=True)."
+        )
     settings = ToolOptions(**options)
 
     def attach(tool: AnyTool) -> AnyTool:

@@ -21,12 +21,11 @@ from typing import Any
 
 from ..types import CallStatus, ToolCall, ToolResult
 from .cache import ResultCache
-from .calls.admission import Admission
+from .calls.admission import Admission, check_settings
 from .calls.event_loop import EventLoops
 from .calls.execution import Execution, broken_by, failure, timeout
 from .calls.jobs import CallJob, CallState, Job, Outcome, Turn, WorkJob
 from .calls.signatures import describe_tools
-from .calls.texts import MAX_ERROR_CHARS
 from .calls.twins import Twins
 from .calls.workers import WorkerPool
 
@@ -79,12 +78,7 @@ class ToolRuntime:
         max_result_chars: int = 100_000,
         cache: ResultCache | None = None,
     ):
-        if num_workers < 0:
-            raise ValueError(f"num_workers must be 0 (inline) or more, got {num_workers}.")
-        if timeout_s <= 0:
-            raise ValueError(f"timeout_s must be positive, got {timeout_s}.")
-        if max_result_chars < MAX_ERROR_CHARS:
-            raise ValueError(f"max_result_chars must be at least {MAX_ERROR_CHARS}, got {max_result_chars}.")
+        check_settings(num_workers, timeout_s, max_result_chars)
         self._tools = describe_tools(tools)
         self._num_workers = num_workers
         self._timeout_s = timeout_s
@@ -92,7 +86,7 @@ class ToolRuntime:
         self._admission = Admission(self._tools, timeout_s, max_result_chars, cache)
         self._loops = EventLoops()
         self._pool = WorkerPool(
-            num_workers, self._execute, lambda job: self._admission.remember(job, timeout(job)), self._finish
+            num_workers, self._execute, lambda job: self._remember(job, timeout(job)), self._finish
         )
         self._execution = Execution(self._loops, self._pool.closing, self._pool.reserve_start, max_result_chars)
         self._lock = self._pool.lock  # guards all that follows
@@ -215,16 +209,7 @@ class ToolRuntime:
         self._add_work(WorkJob("", timeout_s, state=state, lanes=(state,), work=work))
 
     def settle(self, states: Sequence[CallState], timeout_s: float | None = None) -> bool:
-        """
-        Wait until nothing that concerns these states is queued or running.
-
-        Args:
-            states (`Sequence[CallState]`), timeout_s (`float`, *optional*):
-                The states, and the seconds to wait at most; as long as it takes if not given.
-
-        Returns:
-            `bool`: Whether that came to be.
-        """
+        """Wait, `timeout_s` at most if given, until nothing is queued or running on these states; whether it is so."""
         with self._lock:
             scheduler, closing = self._pool.scheduler, self._pool.closing
             return self._changed.wait_for(lambda: scheduler.is_idle(states) or closing.is_set(), timeout=timeout_s)
@@ -235,9 +220,6 @@ class ToolRuntime:
 
         Args:
             call ([`ToolCall`]), state ([`CallState`], *optional*): The call, and the state it is made on.
-
-        Returns:
-            [`ToolResult`]: What `poll` would have returned.
         """
         turn = Turn("", [None], 1)
         if (job := self._admission.admit(turn, 0, call, state)) is not None:
@@ -250,6 +232,8 @@ class ToolRuntime:
         self._pool.close()
         with self._lock:
             self._changed.notify_all()
+        if self._cache is not None:
+            self._cache.flush()
         self._loops.close()
 
     def __enter__(self) -> ToolRuntime:
@@ -278,15 +262,14 @@ class ToolRuntime:
 
     def _execute(self, job: Job) -> Outcome:
         """Run a job; whatever the tool does, the outcome says what the model gets to read."""
-        try:
-            outcome = self._admission.look_again(job) or self._execution.run(job)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and not self._num_workers:
-                raise
-            outcome = failure(job, error)
-        if not job.expired and (outcome.status is CallStatus.OK or not self._pool.closing.is_set()):
-            self._admission.remember(job, outcome)
-        return outcome
+        outcome = _shielded(
+            lambda: self._admission.look_again(job) or self._execution.run(job), lambda error: _described(job, error)
+        )
+        is_final = outcome.status is CallStatus.OK or not self._pool.closing.is_set()
+        return self._remember(job, outcome) if is_final and not job.expired else outcome
+
+    def _remember(self, job: Job, outcome: Outcome) -> Outcome:
+        return _shielded(lambda: self._admission.remember(job, outcome), lambda error: outcome)
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
         """Take the outcome of a job; the lock is held."""
@@ -298,3 +281,18 @@ class ToolRuntime:
             self._finished.extend(done.values())
             self._twins.leave(job)
         self._changed.notify_all()  # the pool takes it out of its lanes before it lets go of the lock
+
+
+def _described(job: Job, error: BaseException) -> Outcome:
+    """Describing an error runs code of the tool, such as its properties, and may raise as well."""
+    return _shielded(lambda: failure(job, error), lambda _: Outcome(CallStatus.ERROR, type(error).__name__))
+
+
+def _shielded(run: Callable[[], Outcome], otherwise: Callable[[BaseException], Outcome]) -> Outcome:
+    """Whatever is raised, a thread of the pool lives on and its job is answered."""
+    try:
+        return run()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # an inline call: it is the user who interrupts
+        return otherwise(error)

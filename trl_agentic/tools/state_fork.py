@@ -27,8 +27,18 @@ from .state import ToolState, can_fork, fork, fork_all
 
 logger = logging.getLogger(__name__)
 
-# What `copy.deepcopy` raises for objects that can't be copied: locks, sockets, generators, tensors with a history, …
-NOT_COPYABLE = (TypeError, AttributeError, NotImplementedError, RuntimeError, copy.Error, pickle.PickleError)
+# What `copy.deepcopy` raises for objects that can't be copied: locks, sockets, generators, tensors with a history,
+# pointers of ctypes (ValueError), …
+NOT_COPYABLE = (
+    TypeError,
+    AttributeError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    OSError,
+    copy.Error,
+    pickle.PickleError,
+)
 MAX_SHOWN_CHARS = 200
 
 Perform = Callable[[ToolCall, ToolState], ToolResult]

@@ -10,6 +10,7 @@ from trl import GRPOConfig
 
 from ..algorithms.advantages import Attribution
 from ..tools.cache import Mode
+from ..tools.options import is_duration
 
 CHOICES = {
     "branch_gate": ("threshold", "stochastic"),
@@ -227,8 +228,8 @@ class ARPOConfig(GRPOConfig):
                 f"`rollout_timeout_s` must be above 0 and below `ddp_timeout` ({self.ddp_timeout} s), since fast "
                 f"processes wait for slow ones; got {self.rollout_timeout_s}. Lower it or raise `ddp_timeout`."
             )
-        if self.tool_timeout_s <= 0:
-            raise ValueError(f"`tool_timeout_s` must be above 0, got {self.tool_timeout_s}.")
+        if not is_duration(self.tool_timeout_s):
+            raise ValueError(f"`tool_timeout_s` must be above 0 and finite, got {self.tool_timeout_s}.")
         if self.tool_cache_mode != "read_write" and self.tool_cache_dir is None:
             raise ValueError(
                 f"`tool_cache_mode={self.tool_cache_mode!r}` needs a cache: set `tool_cache_dir` to its folder."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from ..tools.state import ToolState
 from ..types import BranchTree
 from .arpo_config import ARPOConfig
 from .environments import Environments
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutStates:
@@ -42,6 +45,7 @@ class RolloutStates:
         self._phase_s = args.rollout_timeout_s
         self._close_s = args.tool_timeout_s
         self._deadline = time.monotonic() + self._phase_s
+        self._has_forked = False
         self.roots: list[ToolState | None] = []
         self.rows: list[ToolState | None] = []
         self.names: list[str | None] = []
@@ -94,13 +98,38 @@ class RolloutStates:
                 Trees in the loop's order.
             states (`Sequence[Sequence[ToolState | None]]`):
                 State of each of their trajectories.
+
+        Raises:
+            RuntimeError: If every fork failed and none ever succeeded.
         """
         orders = [depth_first_order(tree) for tree in trees]
         self.rows = [of_tree[place] for of_tree, order in zip(states, orders, strict=True) for place in order]
-        if not self._runtime.settle(self.owned, self.remaining_s):
+        is_settled = self._runtime.settle(self.owned, self.remaining_s)
+        self._check_forks(states)
+        if not is_settled:
             for state in self.owned:
                 if not self._runtime.settle([state], 0.0):  # nobody may look at what is still changing
                     state.broken = state.broken or "it was not ready when the rollout phase ended."
+
+    def _check_forks(self, states: Sequence[Sequence[ToolState | None]]) -> None:
+        """Say which environments could not be forked, one line per class: the model alone would know."""
+        by_class: dict[str, list[ToolState]] = {}
+        for root, of_tree in zip(self.roots, states, strict=True):
+            if root is not None and root.broken is None:  # else its reset has been reported
+                by_class.setdefault(owner_name(root), []).extend(state for state in of_tree if state is not None)
+        self._has_forked = self._has_forked or any(each.made_by for forks in by_class.values() for each in forks)
+        for name, forks in by_class.items():
+            failed = [each for each in forks if each.broken is not None and each.made_by is None]
+            if not failed:
+                continue
+            what = f"{len(failed)} of {len(forks)} states of `{name}` could not be forked"
+            remedy = (
+                f"Let `{name}` have a `fork()` that returns a new object of its class, or make it one that "
+                "`copy.deepcopy` can copy, or whose `reset` and calls can be repeated."
+            )
+            if not self._has_forked and len(failed) == len(forks):
+                raise RuntimeError(f"{what}, so no rollout has a state. {remedy} The first: {failed[0].broken}")
+            logger.warning(f"{what}, so their rollouts went on without. {remedy} The first: {failed[0].broken}")
 
     def instances(self) -> list[Any] | None:
         """
@@ -128,6 +157,13 @@ class RolloutStates:
         for state in owned:
             self._runtime.prepare(state, state.close)
         self._runtime.settle(owned, self._close_s)
+
+
+def owner_name(state: ToolState) -> str:
+    """The class of a state's environment, or the names of its stateful tools where there is none."""
+    if state.environment is not None:
+        return type(state.environment).__name__
+    return ", ".join(tool.__name__ for tool in state.origin.tools)
 
 
 def observed(prompt: str | list[dict[str, Any]], root: ToolState | None) -> str | list[dict[str, Any]]:

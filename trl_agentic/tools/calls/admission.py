@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,9 +10,12 @@ from dataclasses import dataclass, replace
 from ...types import CallStatus, ToolCall, ToolResult
 from ..cache import CachedResult, CacheKey, ResultCache
 from ..cache_file import CacheBusyError
+from ..options import is_duration
 from .jobs import CallJob, CallState, Job, Outcome, Turn
 from .signatures import Tool
-from .texts import bounded_text
+from .texts import MAX_ERROR_CHARS, bounded_text
+
+LOOK_S = 0.1  # how long a worker waits for somebody who writes to the cache; the call's deadline has begun
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Admission:
         if not isinstance(job, CallJob) or job.key is None or not job.is_unread:
             return None
         assert self.cache is not None
-        known = self.cache.get(job.key)
+        known = self.cache.get(job.key, wait_s=LOOK_S)
         if known is None:
             return None
         content, is_cut = bounded_text(known.content, self.max_result_chars)
@@ -93,7 +97,7 @@ class Admission:
         if isinstance(job, CallJob) and job.key is not None and not outcome.cached:
             assert self.cache is not None
             result = CachedResult(outcome.content, outcome.negative, outcome.truncated, outcome.status)
-            self.cache.put(job.key, result)
+            self.cache.put_later(job.key, result)
         return outcome
 
     def _refusal(self, call: ToolCall) -> tuple[CallStatus, str] | None:
@@ -127,7 +131,7 @@ class Admission:
         """What the cache knows and can say at once; the engine shares this thread."""
         assert self.cache is not None
         try:
-            return self.cache.get(key, wait=False)
+            return self.cache.get(key, wait_s=0.0)
         except CacheBusyError:
             job.is_unread = True
             return None
@@ -140,3 +144,15 @@ class Admission:
 def lost_state_text(name: str, reason: str) -> str:
     """What the model gets to read about a tool whose state is gone."""
     return f"{name} cannot be used any more, its state is lost: {reason}"
+
+
+def check_settings(num_workers: int, timeout_s: float, max_result_chars: int) -> None:
+    """Raises `ValueError` for settings of a [`ToolRuntime`] that are out of range."""
+    if num_workers < 0:
+        raise ValueError(f"num_workers must be 0 (inline) or more, got {num_workers}.")
+    if not is_duration(timeout_s):
+        raise ValueError(
+            f"timeout_s must be positive, finite, and at most {threading.TIMEOUT_MAX:g} s, got {timeout_s}."
+        )
+    if max_result_chars < MAX_ERROR_CHARS:
+        raise ValueError(f"max_result_chars must be at least {MAX_ERROR_CHARS}, got {max_result_chars}.")

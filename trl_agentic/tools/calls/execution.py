@@ -103,6 +103,8 @@ class Execution:
             raise DeadlinePassed  # while it waited for another attempt
         job.attempts += 1
         value = job.function(**deepcopy(job.arguments))  # a tool that changes its arguments changes no record
+        if inspect.isgenerator(value) or inspect.isasyncgen(value):
+            raise TypeError(f"the tool {job.name} must return a value, and it yields; let it return all of it at once")
         if not inspect.isawaitable(value):
             return value
         future = job.future = self.loops.start(value)

@@ -166,7 +166,11 @@ def describe_tools(tools: Sequence[Callable[..., Any]]) -> dict[str, Tool]:
         options = getattr(function, "tool_options", ToolOptions())  # most tools have none
         if not isinstance(options, ToolOptions):
             raise TypeError(f"{name}.tool_options must be a ToolOptions, got {options!r}. Use @tool_options(...).")
-        described[name] = Tool(name, function, inspect.signature(function), _schema(function), options)
+        try:
+            signature = inspect.signature(function)
+        except ValueError as error:  # some of what is written in C says nothing about its parameters
+            raise TypeError(f"{name} does not say which arguments it takes; wrap it in a function.") from error
+        described[name] = Tool(name, function, signature, _schema(function), options)
     return described
 
 

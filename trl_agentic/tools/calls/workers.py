@@ -29,7 +29,7 @@ class WorkerPool:
         run (`Callable[[Job], Outcome]`):
             Runs a job in a worker. Must not raise.
         give_up (`Callable[[Job], Outcome]`):
-            The outcome of a job that outlived its deadline. Called without `lock`, as it may write to a disk.
+            The outcome of a job that outlived its deadline. Called with `lock` held: must neither wait nor raise.
         finish (`Callable[[Job, Outcome], None]`):
             Takes the outcome of a job, exactly once per job. Called with `lock` held.
 
@@ -181,11 +181,8 @@ class WorkerPool:
         """Body of the watcher: give up the jobs that outlive their deadline, and wake workers for rate limits."""
         while True:
             with self.lock:
-                late = self._expire(time.monotonic())
-            outcomes = [(job, self._give_up(job)) for job in late]
-            with self.lock:
-                for job, outcome in outcomes:
-                    self._end(job, outcome)
+                for job in self._expire(time.monotonic()):
+                    self._end(job, self._give_up(job))
                 if self.closing.is_set():
                     return
                 self._wait_for_alarm()
@@ -199,7 +196,8 @@ class WorkerPool:
             self._work_came.notify()
         else:
             self._alarm = min(self._alarm, start)
-        self._alarm_moved.wait(None if self._alarm == math.inf else max(self._alarm - now, 0.0))
+        wait_s = min(max(self._alarm - now, 0.0), threading.TIMEOUT_MAX)  # with no alarm: for as long as can be
+        self._alarm_moved.wait(wait_s)
 
     def _expire(self, now: float) -> list[Job]:
         """Abandon the threads of the jobs whose deadline has passed; returns these jobs."""

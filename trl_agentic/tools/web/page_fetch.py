@@ -100,6 +100,7 @@ class PageFetcher:
 
     Raises:
         ValueError: If a limit is out of range.
+        TypeError: If `ports` are no integers, or `private_hosts` is a single text.
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class PageFetcher:
         self._max_bytes = max_bytes
         self._max_redirects = max_redirects
         self._ports = frozenset(ports)
+        if not all(isinstance(port, int) for port in self._ports):
+            raise TypeError(f"ports must be integers, such as [80, 443]; got {ports!r}.")
         self._headers = {
             "User-Agent": user_agent,
             "Accept": "text/html,application/xhtml+xml,application/pdf,text/*;q=0.9,application/json;q=0.9,*/*;q=0.1",

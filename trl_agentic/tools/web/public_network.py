@@ -105,6 +105,9 @@ class PublicNetwork(httpcore.NetworkBackend):
             From a name to its addresses.
         private_hosts (`Collection[str]`, *optional*, defaults to `()`):
             Names and addresses, as they stand in a URL, that may be private.
+
+    Raises:
+        TypeError: If `private_hosts` is a single text.
     """
 
     def __init__(
@@ -113,6 +116,8 @@ class PublicNetwork(httpcore.NetworkBackend):
         resolve: Callable[[str], Sequence[str]] = system_addresses,
         private_hosts: Collection[str] = (),
     ):
+        if isinstance(private_hosts, str):  # its letters would be taken for hosts
+            raise TypeError(f"private_hosts must be a list of hosts; pass [{private_hosts!r}].")
         self._network = httpcore.SyncBackend() if network is None else network
         self._resolve = resolve
         self._private_hosts = {plain_host(host) for host in private_hosts}
