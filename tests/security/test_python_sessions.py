@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import signal
 import socket
@@ -204,6 +205,18 @@ def test_a_chain_of_forks_is_not_bounded_by_the_depth_of_namespaces(isolated):
         session = child
     assert session.run("n") == "40\n"
     session.close()
+
+
+def test_random_numbers_go_on_from_call_to_call_and_are_the_same_in_every_fork(session):
+    session.run("import random; random.seed(1); state = random.getstate()")
+    assert session.run("random.getstate() == state") == "True\n"
+    expected = f"{random.Random(1).random()}\n"
+    assert [session.fork().run("random.random()") for _ in range(2)] == [expected, expected]
+
+
+def test_sessions_that_seed_nothing_draw_different_numbers(isolated):
+    with isolated.session() as one, isolated.session() as other:
+        assert one.run("import random; random.random()") != other.run("import random; random.random()")
 
 
 def test_a_fork_of_a_session_that_ran_nothing_is_empty(session):

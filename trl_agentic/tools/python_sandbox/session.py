@@ -21,6 +21,7 @@ import types
 from os import _exit as leave_process
 from os import chdir, close, closerange, dup2, fork, getcwd, getpid, getppid, lseek, read, setsid, waitpid
 from os import open as open_descriptor
+from random import getstate, setstate
 from socket import recv_fds
 from socket import socket as Connection
 from typing import Any
@@ -111,6 +112,7 @@ def _run(code: str, main: types.ModuleType) -> int:
 
 def _fork_aside() -> int | None:
     """Fork a process that will be the keeper's child, not this one's. There, the process in between is returned."""
+    random_numbers = getstate()  # the module `random` seeds itself anew in every child
     try:
         middle = fork()
     except OSError:  # too many processes: the keeper sees that nobody answers
@@ -127,6 +129,7 @@ def _fork_aside() -> int | None:
             leave_process(0)
     except OSError:
         leave_process(1)
+    setstate(random_numbers)
     return middle
 
 
