@@ -655,6 +655,54 @@ def test_a_daemon_of_a_call_dies_with_it(session):
     assert wait_until(lambda: subprocess.run(running, capture_output=True).returncode == 1)
 
 
+@pytest.mark.parametrize("work", ["n += 1", "f.write('x')"], ids=["a variable", "a file"])
+def test_a_daemon_changes_nothing_once_its_call_has_ended(session, work):
+    code = f"""
+        import os, threading, time
+        n, f = 0, open("log", "w", buffering=1 << 20)
+        def count():
+            global n
+            while True:
+                {work}
+                f.flush()
+                time.sleep(0.0001)
+        threading.Thread(target=count, daemon=True).start()
+        time.sleep(0.02)
+    """
+    session.run(textwrap.dedent(code))
+    found = {session.fork().run("n, os.path.getsize('log')") for _ in range(4)}
+    assert len(found) == 1 and found != {"(0, 0)\n"}
+
+
+def test_as_many_daemons_as_may_be_keep_no_call_from_its_end(session):
+    session.run("import threading, time")
+    code = "for _ in range(7): threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
+    for _ in range(3):
+        assert session.run(code) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.3)",
+        "import signal; signal.setitimer(signal.ITIMER_VIRTUAL, 0.1, 0.1)",
+        "import faulthandler; faulthandler.dump_traceback_later(0.3, exit=True)",
+        "import threading, time, os\ndef end():\n    time.sleep(0.3)\n    os._exit(1)\n"
+        "threading.Thread(target=end, daemon=True).start()",
+        "import ctypes; t = ctypes.c_void_p(); libc = ctypes.CDLL(None)\n"
+        "assert libc.timer_create(0, None, ctypes.byref(t)) == 0\n"
+        "libc.timer_settime(t, 0, (ctypes.c_long * 4)(0, 0, 0, 300_000_000), None)",
+    ],
+    ids=["alarm", "processor time", "faulthandler", "daemon", "timer"],
+)
+def test_nothing_that_a_call_has_set_going_ends_the_session_later(session, code):
+    session.run(code + "\nx = 1")
+    sibling = session.fork()
+    time.sleep(0.5)
+    assert [each.run("x") for each in (session, sibling, sibling.fork(), session)] == ["1\n"] * 4
+    assert session.run("import faulthandler; faulthandler.cancel_dump_traceback_later()") == NOTHING
+
+
 def test_an_idle_session_takes_no_processor_time(isolated):
     with isolated.session() as session:
         session.run("import threading\ndef spin():\n    while True: pass\n")

@@ -49,8 +49,9 @@ class PythonSession:
 
     What stays from call to call are variables, imports, files and the working directory. Open files stay open, at
     their position, and belong to the copied files. Pipes, sockets and files that have been deleted read as `/dev/null`
-    in the next call; shared memory keeps its content, and is no longer shared. Threads and processes end with the
-    call: it waits for threads that are no daemons, and for nothing else.
+    in the next call; shared memory keeps its content, and is no longer shared. Threads,
+    processes, alarms and timers end with the call: it waits for threads that are no daemons, and for nothing else.
+    Pools of threads or processes that are still open then are of no use to the next call.
 
     **Covered** where the sandbox's report grants `filesystem`, `processes` and `seccomp` (`isolated` says so): all
     that is covered for programs; and a session can neither signal, trace nor read another, reach its files, change its
