@@ -600,7 +600,7 @@ def test_a_call_that_no_program_needs_is_denied(sandbox, name, arguments):
     assert sandbox.run(system_call(name, *arguments)) == "-1 EPERM\n"
 
 
-@pytest.mark.parametrize("name", ["io_uring_setup", "clone3"])
+@pytest.mark.parametrize("name", ["io_uring_setup", "clone3", "memfd_create"])
 def test_a_call_that_libraries_can_do_without_is_unknown(sandbox, name):
     needs(sandbox, "seccomp")
     assert sandbox.run(system_call(name, "0", "0")) == "-1 ENOSYS\n"

@@ -543,6 +543,58 @@ def test_the_capabilities_of_a_session_allow_no_call(apart, call):
     assert apart.run(f"import ctypes\nctypes.CDLL(None).{call}") == "-1\n"
 
 
+@pytest.mark.parametrize("way", ["clone", "socket"])
+def test_no_descriptor_of_a_process_leads_to_its_namespace(apart, way):
+    code = f"""
+        import ctypes, os, socket, struct
+        libc = ctypes.CDLL(None)
+        process = ctypes.c_int(-1)
+        if {way!r} == "clone" and libc.syscall(56, 0x1000 | 17, 0, ctypes.byref(process), 0, 0) == 0:
+            os._exit(0)
+        if {way!r} == "socket":
+            pair = socket.socketpair()
+            try:
+                process.value = struct.unpack("i", pair[0].getsockopt(1, 77, 4))[0]
+            except OSError:
+                pass
+        libc.setns(libc.ioctl(process, 0xFF03, 0), 0x20000), process.value
+    """
+    if os.uname().machine != "x86_64":
+        pytest.skip("the number of `clone` is that of x86_64")
+    assert apart.run(textwrap.dedent(code)) == "(-1, -1)\n"
+    assert apart.run("libc.ioctl(os.open('.', 0), 0xFF03, 0)") == "-1\n"
+
+
+def test_no_process_goes_back_to_the_files_of_an_earlier_call(isolated):
+    """Not even one that has changed what goes on before its call, and so kept a descriptor of these files."""
+    with isolated.session() as session:
+        if not session.isolated:
+            pytest.skip("this kernel does not keep forks apart, and the session says so")
+        keep = """
+            import sys
+            module = next(each for name, each in sys.modules.items() if name.endswith("python_sandbox.session"))
+            entered, enter = [], module.kernel.enter
+            def enter_and_keep(descriptor, kind):
+                import os
+                enter(descriptor, kind)
+                entered.append(os.dup(descriptor))
+            module.kernel.enter = enter_and_keep
+            module._reopen = lambda *where: None
+        """
+        session.run(textwrap.dedent(keep))
+        session.run("1")
+        back = """
+            import ctypes, os, time
+            if os.fork() == 0:
+                print(len(entered), [ctypes.CDLL(None).setns(each, 0x20000) for each in entered], flush=True)
+                time.sleep(100)
+            time.sleep(0.2)
+        """
+        assert session.run(textwrap.dedent(back)) == "2 [-1, -1]\n"
+        with session.fork() as sibling:
+            assert sibling.run("1") == "1\n"
+
+
 def test_a_program_started_by_a_session_has_no_privileges(apart):
     assert apart.run("import subprocess\nsubprocess.run(['/usr/bin/umount', '/tmp'], capture_output=True).returncode")
     code = "import ctypes\nheader = (ctypes.c_uint32 * 2)(0x20080522, 0)\nsets = (ctypes.c_uint32 * 6)()\n"

@@ -86,6 +86,11 @@ class Family:
         return [member.running for member in self.sessions if member.running is not None]
 
     @property
+    def entrances(self) -> set[int | None]:
+        """The mount namespaces of calls whose process is not there yet."""
+        return {running.files.namespace for running in self.running if running.process is None}
+
+    @property
     def _known(self) -> set[int]:
         points = {member.point.process for member in self.sessions}
         return points | {running.process for running in self.running if running.process is not None}

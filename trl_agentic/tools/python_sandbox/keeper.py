@@ -97,7 +97,7 @@ class Keeper:
 
     def _answer(self, listener: int, event: int) -> None:
         if event & select.POLLIN:
-            answer(listener)
+            answer(listener, self._family.entrances)
         else:  # nobody is left who could ask
             self._forget(listener)
 
