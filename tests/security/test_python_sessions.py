@@ -113,6 +113,20 @@ def test_leaving_politely_ends_a_call_and_not_the_session(session):
     assert session.run("x") == "1\n"
 
 
+@pytest.mark.parametrize("replacement", ["io.StringIO()", "open(os.devnull, 'w')", "None"])
+def test_an_error_is_shown_whatever_the_output_was_replaced_by(session, replacement):
+    code = f"import io, os, sys\nprint('before', end=' ')\nsys.stdout = sys.stderr = {replacement}\n1 / 0"
+    assert session.run(code) == "before ZeroDivisionError: division by zero (line 4)\n"
+
+
+@pytest.mark.parametrize("error", ["ValueError", "SyntaxError", "KeyboardInterrupt"])
+def test_an_error_that_cannot_be_shown_is_named(session, error):
+    code = f"x = 1\nclass Odd({error}):\n    def __str__(self): return 1 / 0\nraise Odd()"
+    expected = "Odd: (its message cannot be shown) (line 4)\n"
+    assert session.run(code) == expected
+    assert session.run("x") == "1\n"
+
+
 def test_two_sessions_know_nothing_of_each_other(isolated):
     with isolated.session() as first, isolated.session() as second:
         first.run("x = 1; open('note', 'w').close()")

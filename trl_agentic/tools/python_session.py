@@ -62,9 +62,9 @@ class PythonSession:
 
     **Not covered**: a session that sets out, before it is forked, to talk to its forks: what is in its memory then is
     its own doing. A limit that a call has set itself, or directories that it has closed or nested too deep to be
-    copied, may keep every later call from starting. The limit on processes counts a session together with its forks, each call adding `max_processes`.
-    Where `isolated` is `False`, the forks of a session see one another, as far as the account's rights go; files of a
-    fork lie at another path; and files stay as a failed call has left them.
+    copied, may keep every later call from starting. The limit on processes counts a session together with its forks,
+    each call adding `max_processes`. Where `isolated` is `False`, the forks of a session see one another, as far as
+    the account's rights go; files of a fork lie at another path; and files stay as a failed call has left them.
 
     Args:
         sandbox ([`PythonSandbox`]):

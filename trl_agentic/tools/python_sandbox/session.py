@@ -14,7 +14,6 @@ import mmap
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import types
@@ -29,7 +28,7 @@ from socket import socket as Connection
 from typing import Any
 
 from . import kernel
-from .program import execute, open_output, prepare_main, show_error
+from .program import execute, flush, open_output, prepare_main, show, show_error
 
 LONGEST_MESSAGE = 64
 HERE = b"here"
@@ -51,7 +50,7 @@ class _Outcome:
         if isinstance(error, SystemExit):
             value = 0 if error.code is None else error.code
             if not isinstance(value, int):
-                print(value)
+                show(str(value))
                 value = 1
             self.code = value & 255
         elif kind is not None:
@@ -124,7 +123,7 @@ def _run(code: str, main: types.ModuleType) -> int:
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     with _Outcome():
-        sys.stdout.flush()
+        flush()
     return outcome.code
 
 
