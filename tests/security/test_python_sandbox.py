@@ -600,7 +600,20 @@ def test_a_call_that_no_program_needs_is_denied(sandbox, name, arguments):
     assert sandbox.run(system_call(name, *arguments)) == "-1 EPERM\n"
 
 
-@pytest.mark.parametrize("name", ["io_uring_setup", "clone3"])
+@pytest.mark.parametrize("replacement", ["io.StringIO()", "open(os.devnull, 'w')", "None"])
+def test_an_error_is_shown_whatever_the_output_was_replaced_by(sandbox, replacement):
+    code = f"import io, os, sys\nprint('before', end=' ')\nsys.stdout = sys.stderr = {replacement}\n1 / 0"
+    assert sandbox.run(code) == "before ZeroDivisionError: division by zero (line 4)\n"
+
+
+@pytest.mark.parametrize("error", ["ValueError", "SyntaxError", "KeyboardInterrupt"])
+def test_an_error_that_cannot_be_shown_is_named(sandbox, error):
+    code = f"x = 1\nclass Odd({error}):\n    def __str__(self): return 1 / 0\nraise Odd()"
+    expected = "Odd: (its message cannot be shown) (line 4)\n"
+    assert sandbox.run(code) == expected
+
+
+@pytest.mark.parametrize("name", ["io_uring_setup", "clone3", "memfd_create"])
 def test_a_call_that_libraries_can_do_without_is_unknown(sandbox, name):
     needs(sandbox, "seccomp")
     assert sandbox.run(system_call(name, "0", "0")) == "-1 ENOSYS\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import signal
 import socket
@@ -112,6 +113,20 @@ def test_leaving_politely_ends_a_call_and_not_the_session(session):
     assert session.run("x") == "1\n"
 
 
+@pytest.mark.parametrize("replacement", ["io.StringIO()", "open(os.devnull, 'w')", "None"])
+def test_an_error_is_shown_whatever_the_output_was_replaced_by(session, replacement):
+    code = f"import io, os, sys\nprint('before', end=' ')\nsys.stdout = sys.stderr = {replacement}\n1 / 0"
+    assert session.run(code) == "before ZeroDivisionError: division by zero (line 4)\n"
+
+
+@pytest.mark.parametrize("error", ["ValueError", "SyntaxError", "KeyboardInterrupt"])
+def test_an_error_that_cannot_be_shown_is_named(session, error):
+    code = f"x = 1\nclass Odd({error}):\n    def __str__(self): return 1 / 0\nraise Odd()"
+    expected = "Odd: (its message cannot be shown) (line 4)\n"
+    assert session.run(code) == expected
+    assert session.run("x") == "1\n"
+
+
 def test_two_sessions_know_nothing_of_each_other(isolated):
     with isolated.session() as first, isolated.session() as second:
         first.run("x = 1; open('note', 'w').close()")
@@ -204,6 +219,18 @@ def test_a_chain_of_forks_is_not_bounded_by_the_depth_of_namespaces(isolated):
         session = child
     assert session.run("n") == "40\n"
     session.close()
+
+
+def test_random_numbers_go_on_from_call_to_call_and_are_the_same_in_every_fork(session):
+    session.run("import random; random.seed(1); state = random.getstate()")
+    assert session.run("random.getstate() == state") == "True\n"
+    expected = f"{random.Random(1).random()}\n"
+    assert [session.fork().run("random.random()") for _ in range(2)] == [expected, expected]
+
+
+def test_sessions_that_seed_nothing_draw_different_numbers(isolated):
+    with isolated.session() as one, isolated.session() as other:
+        assert one.run("import random; random.random()") != other.run("import random; random.random()")
 
 
 def test_a_fork_of_a_session_that_ran_nothing_is_empty(session):
@@ -530,6 +557,58 @@ def test_the_capabilities_of_a_session_allow_no_call(apart, call):
     assert apart.run(f"import ctypes\nctypes.CDLL(None).{call}") == "-1\n"
 
 
+@pytest.mark.parametrize("way", ["clone", "socket"])
+def test_no_descriptor_of_a_process_leads_to_its_namespace(apart, way):
+    code = f"""
+        import ctypes, os, socket, struct
+        libc = ctypes.CDLL(None)
+        process = ctypes.c_int(-1)
+        if {way!r} == "clone" and libc.syscall(56, 0x1000 | 17, 0, ctypes.byref(process), 0, 0) == 0:
+            os._exit(0)
+        if {way!r} == "socket":
+            pair = socket.socketpair()
+            try:
+                process.value = struct.unpack("i", pair[0].getsockopt(1, 77, 4))[0]
+            except OSError:
+                pass
+        libc.setns(libc.ioctl(process, 0xFF03, 0), 0x20000), process.value
+    """
+    if os.uname().machine != "x86_64":
+        pytest.skip("the number of `clone` is that of x86_64")
+    assert apart.run(textwrap.dedent(code)) == "(-1, -1)\n"
+    assert apart.run("libc.ioctl(os.open('.', 0), 0xFF03, 0)") == "-1\n"
+
+
+def test_no_process_goes_back_to_the_files_of_an_earlier_call(isolated):
+    """Not even one that has changed what goes on before its call, and so kept a descriptor of these files."""
+    with isolated.session() as session:
+        if not session.isolated:
+            pytest.skip("this kernel does not keep forks apart, and the session says so")
+        keep = """
+            import sys
+            module = next(each for name, each in sys.modules.items() if name.endswith("python_sandbox.session"))
+            entered, enter = [], module.kernel.enter
+            def enter_and_keep(descriptor, kind):
+                import os
+                enter(descriptor, kind)
+                entered.append(os.dup(descriptor))
+            module.kernel.enter = enter_and_keep
+            module._reopen = lambda *where: None
+        """
+        session.run(textwrap.dedent(keep))
+        session.run("1")
+        back = """
+            import ctypes, os, time
+            if os.fork() == 0:
+                print(len(entered), [ctypes.CDLL(None).setns(each, 0x20000) for each in entered], flush=True)
+                time.sleep(100)
+            time.sleep(0.2)
+        """
+        assert session.run(textwrap.dedent(back)) == "2 [-1, -1]\n"
+        with session.fork() as sibling:
+            assert sibling.run("1") == "1\n"
+
+
 def test_a_program_started_by_a_session_has_no_privileges(apart):
     assert apart.run("import subprocess\nsubprocess.run(['/usr/bin/umount', '/tmp'], capture_output=True).returncode")
     code = "import ctypes\nheader = (ctypes.c_uint32 * 2)(0x20080522, 0)\nsets = (ctypes.c_uint32 * 6)()\n"
@@ -640,6 +719,54 @@ def test_a_daemon_of_a_call_dies_with_it(session):
     )
     running = ["pgrep", "-f", f"^/bin/sleep {seconds}$"]
     assert wait_until(lambda: subprocess.run(running, capture_output=True).returncode == 1)
+
+
+@pytest.mark.parametrize("work", ["n += 1", "f.write('x')"], ids=["a variable", "a file"])
+def test_a_daemon_changes_nothing_once_its_call_has_ended(session, work):
+    code = f"""
+        import os, threading, time
+        n, f = 0, open("log", "w", buffering=1 << 20)
+        def count():
+            global n
+            while True:
+                {work}
+                f.flush()
+                time.sleep(0.0001)
+        threading.Thread(target=count, daemon=True).start()
+        time.sleep(0.02)
+    """
+    session.run(textwrap.dedent(code))
+    found = {session.fork().run("n, os.path.getsize('log')") for _ in range(4)}
+    assert len(found) == 1 and found != {"(0, 0)\n"}
+
+
+def test_as_many_daemons_as_may_be_keep_no_call_from_its_end(session):
+    session.run("import threading, time")
+    code = "for _ in range(7): threading.Thread(target=time.sleep, args=(100,), daemon=True).start()"
+    for _ in range(3):
+        assert session.run(code) == NOTHING
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.3)",
+        "import signal; signal.setitimer(signal.ITIMER_VIRTUAL, 0.1, 0.1)",
+        "import faulthandler; faulthandler.dump_traceback_later(0.3, exit=True)",
+        "import threading, time, os\ndef end():\n    time.sleep(0.3)\n    os._exit(1)\n"
+        "threading.Thread(target=end, daemon=True).start()",
+        "import ctypes; t = ctypes.c_void_p(); libc = ctypes.CDLL(None)\n"
+        "assert libc.timer_create(0, None, ctypes.byref(t)) == 0\n"
+        "libc.timer_settime(t, 0, (ctypes.c_long * 4)(0, 0, 0, 300_000_000), None)",
+    ],
+    ids=["alarm", "processor time", "faulthandler", "daemon", "timer"],
+)
+def test_nothing_that_a_call_has_set_going_ends_the_session_later(session, code):
+    session.run(code + "\nx = 1")
+    sibling = session.fork()
+    time.sleep(0.5)
+    assert [each.run("x") for each in (session, sibling, sibling.fork(), session)] == ["1\n"] * 4
+    assert session.run("import faulthandler; faulthandler.cancel_dump_traceback_later()") == NOTHING
 
 
 def test_an_idle_session_takes_no_processor_time(isolated):

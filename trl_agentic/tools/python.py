@@ -51,8 +51,9 @@ class PythonSandbox:
 
     **Not covered**: faults of the kernel in the calls that programs do need (there is no virtual machine: code that
     must not be trusted at all belongs in one); memory summed over the processes that one program starts, which is
-    bounded by `memory_mb` times `max_processes`; channels between programs that conspire, such as timing, or locks and
-    watches on files that all may read; whatever lies below Python's installation prefixes, which is readable. Without
+    bounded by `memory_mb` times `max_processes`, beside `disk_mb` and what the kernel holds in pipes and sockets (and,
+    without seccomp, files in memory, which nothing bounds); channels between programs that conspire, such as timing,
+    or locks and watches on files that all may read; whatever lies below Python's prefixes, which is readable. Without
     namespaces, the limit on processes counts all of the account's where this process is not root; where it is, and
     nobody else may enter the directory of its Python, programs can import little more than `preload` and the usual
     modules.

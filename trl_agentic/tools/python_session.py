@@ -49,8 +49,9 @@ class PythonSession:
 
     What stays from call to call are variables, imports, files and the working directory. Open files stay open, at
     their position, and belong to the copied files. Pipes, sockets and files that have been deleted read as `/dev/null`
-    in the next call; shared memory keeps its content, and is no longer shared. Threads and processes end with the
-    call: it waits for threads that are no daemons, and for nothing else.
+    in the next call; shared memory keeps its content, and is no longer shared. Threads,
+    processes, alarms and timers end with the call: it waits for threads that are no daemons, and for nothing else.
+    Pools of threads or processes that are still open then are of no use to the next call.
 
     **Covered** where the sandbox's report grants `filesystem`, `processes` and `seccomp` (`isolated` says so): all
     that is covered for programs; and a session can neither signal, trace nor read another, reach its files, change its
@@ -60,9 +61,10 @@ class PythonSession:
     kernel in that part are a little nearer than they are for programs.
 
     **Not covered**: a session that sets out, before it is forked, to talk to its forks: what is in its memory then is
-    its own doing. The limit on processes counts a session together with its forks, each call adding `max_processes`.
-    Where `isolated` is `False`, the forks of a session see one another, as far as the account's rights go; files of a
-    fork lie at another path; and files stay as a failed call has left them.
+    its own doing. A limit that a call has set itself, or directories that it has closed or nested too deep to be
+    copied, may keep every later call from starting. The limit on processes counts a session together with its forks,
+    each call adding `max_processes`. Where `isolated` is `False`, the forks of a session see one another, as far as
+    the account's rights go; files of a fork lie at another path; and files stay as a failed call has left them.
 
     Args:
         sandbox ([`PythonSandbox`]):

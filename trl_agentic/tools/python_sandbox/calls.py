@@ -12,7 +12,9 @@ from typing import Any
 
 from .family import Running, Session
 from .files import Files
+from .session import LONGEST_MESSAGE
 
+_CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
 _PASS_CREDENTIALS = 16  # SO_PASSCRED: each message says who sent it
 
 
@@ -57,6 +59,26 @@ def prepare_call(
     mounts = [] if files.mounts is None else [files.mounts]
     running = Running(member, control, files, output, time.monotonic() + timeout_s)
     return running, [theirs.fileno(), output_end, request, *mounts]
+
+
+def read_message(control: socket.socket) -> tuple[bytes, int | None]:
+    """
+    Read a message of a session's process.
+
+    Returns:
+        `tuple[bytes, int | None]`:
+            The message, `b""` if nobody is left at the other end, and the process that has sent it.
+
+    Raises:
+        BlockingIOError: If there is none.
+    """
+    try:
+        message, ancillary, _, _ = control.recvmsg(LONGEST_MESSAGE, _CREDENTIALS_SPACE)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return b"", None
+    return message, int.from_bytes(ancillary[0][2][:4], "little") if ancillary else None
 
 
 def write_request(request: int, facts: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ class Session:
 
 @dataclass(eq=False)
 class Running:
-    """A call under way. `process` is the fork that runs it, `None` until it is there."""
+    """A call under way. `process` is the fork that runs it, `None` until it is there; `code` is how it has ended."""
 
     session: Session
     control: socket.socket
@@ -61,6 +61,7 @@ class Running:
     output: int
     deadline: float
     process: int | None = None
+    code: int | None = None
     settled: bool = False
     text: bytearray = field(default_factory=bytearray)
 
@@ -83,6 +84,11 @@ class Family:
     def running(self) -> list[Running]:
         """The calls under way."""
         return [member.running for member in self.sessions if member.running is not None]
+
+    @property
+    def entrances(self) -> set[int | None]:
+        """The mount namespaces of calls whose process is not there yet."""
+        return {running.files.namespace for running in self.running if running.process is None}
 
     @property
     def _known(self) -> set[int]:
@@ -124,7 +130,8 @@ class Family:
             return {process for process in _processes() if namespace_of(process) == wanted}
         parents = _parents()
         orphans = {process for process, parent in parents.items() if parent == os.getpid()} - self._known
-        if any(running.process is None and running.files is not files for running in self.running):
+        others = [running for running in self.running if running.files is not files]
+        if any(running.process is None or running.code is not None for running in others):
             orphans = set()  # one of them may be the fork that another call waits for
         family = {root} & parents.keys() if root is not None else set()
         found = orphans | family

@@ -3,33 +3,31 @@ The keeper of a family of sessions: one that was opened, and all that were forke
 
 It is PID 1 of the family's PID namespace and never runs a program's code. A session is at any time a *point*: a
 process that has run the calls so far and is stopped, and the files it left. A call forks that process, gives the fork
-a copy of the files, and runs the code there. If it comes to its end, the fork is the session's new point, and the old
-one is dropped unless another session stands there; if not (time, memory, a crash, `os._exit`), the fork is dropped,
-and the session stands where it stood. So forking a session costs nothing: it is one more session at the same point.
+a copy of the files, and runs the code there. If it comes to its end, a fork of the fork, which leaves its threads and
+timers behind, is the session's new point, and the old one is dropped unless another session stands there; if not
+(time, memory, a crash, `os._exit`), the fork is dropped, and the session stands where it stood. So forking a session
+costs nothing: it is one more session at the same point.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import signal
 import socket
 from collections.abc import Callable
 
-from . import kernel, session
-from .calls import prepare_call, write_request
+from . import session
+from .calls import prepare_call, read_message, write_request
 from .family import Family, Point, Running, Session
 from .files import Files
 from .isolation import Isolation
 from .messages import receive, send, tell
-from .opening import open_family
+from .opening import become_keeper, open_family
 from .program import EXIT_OUT_OF_MEMORY
 from .questions import answer
-from .streams import drain, kill, reap
-
-_CREDENTIALS_SPACE = socket.CMSG_SPACE(12)
+from .streams import drain, kill, reap, watch_children
 
 
 class Keeper:
@@ -54,11 +52,7 @@ class Keeper:
 
     def serve(self) -> None:
         """Serve the sessions until the last one is closed. Never returns."""
-        kernel.control(kernel.SET_DEATH_SIGNAL, signal.SIGKILL)
-        kernel.control(kernel.SET_SUBREAPER, 1)
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each session takes four
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the zygote ignores it
+        become_keeper()
         self._isolation.enter_own_network()
         request, _ = receive(self._first)
         try:
@@ -84,11 +78,7 @@ class Keeper:
         os._exit(0)
 
     def _watch_children(self) -> None:
-        wakeup, wakeup_end = os.pipe()
-        os.set_blocking(wakeup, False)
-        os.set_blocking(wakeup_end, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
+        wakeup = watch_children()
 
         def bury(event: int) -> None:
             os.read(wakeup, 512)
@@ -107,7 +97,7 @@ class Keeper:
 
     def _answer(self, listener: int, event: int) -> None:
         if event & select.POLLIN:
-            answer(listener)
+            answer(listener, self._family.entrances)
         else:  # nobody is left who could ask
             self._forget(listener)
 
@@ -199,17 +189,16 @@ class Keeper:
     def _hear(self, running: Running) -> None:
         """Read a message of a session's process. It may say anything."""
         try:
-            message, ancillary, _, _ = running.control.recvmsg(session.LONGEST_MESSAGE, _CREDENTIALS_SPACE)
+            message, sender = read_message(running.control)
         except BlockingIOError:
             return
-        except OSError:
-            message, ancillary = b"", []
         done = session.DONE.fullmatch(message)
         if running.process is None:
-            is_there = message == b"here" and ancillary
-            self._settle(running, int.from_bytes(ancillary[0][2][:4], "little") if is_there else None)
+            self._settle(running, sender if message == session.HERE else None)
+        elif running.code is not None:
+            self._finish(running, sender if message == session.HERE else None)
         elif done is not None:
-            self._finish(running, int(done[1]))
+            self._renew(running, int(done[1]))
         elif message:
             self._fail(running, "error", output="its process sent a message that is none")
         else:  # closed; if it has not ended already, it will when its code does
@@ -241,10 +230,26 @@ class Keeper:
         elif not is_open:
             self._forget(running.output)
 
-    def _finish(self, running: Running, code: int) -> None:
-        """The code came to its end: from now on the session stands here."""
+    def _renew(self, running: Running, code: int) -> None:
+        """The code came to its end: let its process fork, free of what the code has left running."""
         assert running.process is not None
-        kill(running.process, signal.SIGSTOP)
+        running.code = code
+        kill(running.process, signal.SIGSTOP)  # its threads could start processes faster than they end
+        self._family.end_processes(running.files, running.process, spare_root=True)
+        self._family.limit_processes(running.process, 3)
+        kill(running.process, signal.SIGCONT)
+        with contextlib.suppress(OSError):
+            running.control.send(b"go")
+
+    def _finish(self, running: Running, process: int | None) -> None:
+        """The fork of the process that has run the code is there: from now on the session stands here."""
+        assert running.process is not None and running.code is not None
+        if process is None or not self._family.is_new(process, running.files):
+            self._fail(running, "error", output="its process could not be forked at the end of the call")
+            return
+        kill(running.process)
+        running.process = process
+        kill(process, signal.SIGSTOP)
         self._family.end_processes(running.files, running.process, spare_root=True)
         drain(running.output, running.text, self._settings["max_output_bytes"])
         member = running.session
@@ -253,7 +258,7 @@ class Keeper:
             old.files = None  # the new point's now
         self._close(running)
         reason = "output" if len(running.text) > self._settings["max_output_bytes"] else "exit"
-        self._reply(running, reason, code, kept=True)
+        self._reply(running, reason, running.code, kept=True)
         self._release(old)
 
     def _fail(self, running: Running, reason: str, code: int = 0, output: str | None = None) -> None:

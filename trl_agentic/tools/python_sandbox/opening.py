@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -33,6 +34,15 @@ class OpenFamily:
     point: Point
     copy: Callable[[Files | None], Files]
     listener: int | None
+
+
+def become_keeper() -> None:
+    """Make this process one that ends with its parent, adopts orphans, and may hold many descriptors."""
+    kernel.control(kernel.SET_DEATH_SIGNAL, signal.SIGKILL)
+    kernel.control(kernel.SET_SUBREAPER, 1)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each session takes four
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the zygote ignores it
 
 
 def open_family(isolation: Isolation, directory: str | None) -> OpenFamily:

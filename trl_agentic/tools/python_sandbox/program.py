@@ -25,11 +25,28 @@ def show_error(kind: type[BaseException], error: BaseException | None, trace: ty
         if trace.tb_frame.f_code.co_filename == "<python>":
             line = trace.tb_lineno
         trace = trace.tb_next
-    message = str(error)
-    if isinstance(error, SyntaxError):
-        message, line = error.msg, line or error.lineno
+    message = "(its message cannot be shown)"
+    with contextlib.suppress(BaseException):  # whatever a method of the program's own exception raises
+        message = str(error)
+        if isinstance(error, SyntaxError):
+            message, line = str(error.msg), line or error.lineno
     where = "" if line is None else f" (line {line})"
-    print(f"{kind.__name__}: {message}{where}" if message else f"{kind.__name__}{where}")
+    show(f"{kind.__name__}: {message}{where}" if message else f"{kind.__name__}{where}")
+
+
+def show(line: str) -> None:
+    """Print a line, even if the program has put something else in the place of the output."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or no stream any more
+        sys.__stdout__.flush()  # type: ignore[union-attr]
+    with contextlib.suppress(OSError):
+        os.write(1, line.encode("utf-8", "backslashreplace") + b"\n")
+
+
+def flush() -> None:
+    """Print what has been kept back, if the program has left the streams as they were."""
+    for stream in (sys.stdout, sys.__stdout__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()  # type: ignore[union-attr]
 
 
 def leave(code: int) -> None:
@@ -40,9 +57,7 @@ def leave(code: int) -> None:
     if threading.active_count() > 1:
         return
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.__stdout__):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or no stream any more
-            stream.flush()  # type: ignore[union-attr]
+    flush()
     os._exit(code)
 
 

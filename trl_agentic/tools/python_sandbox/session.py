@@ -1,5 +1,5 @@
 """
-The process of a session: it waits, forks for each call, and the fork that has run the call waits in its place.
+The process of a session: it waits, forks for each call, and a fork of the fork that has run it waits in its place.
 
 Everything here happens in a process that runs a model's code, and may have been tampered with by it. Nothing that
 isolates one session from another is done here: the keeper and the kernel see to that. What is called after the first
@@ -14,22 +14,26 @@ import mmap
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import types
+from faulthandler import cancel_dump_traceback_later
 from os import _exit as leave_process
 from os import chdir, close, closerange, dup2, fork, getcwd, getpid, getppid, lseek, read, setsid, waitpid
 from os import open as open_descriptor
+from random import getstate, setstate
+from signal import SIG_BLOCK, SIG_SETMASK, pthread_sigmask
 from socket import recv_fds
 from socket import socket as Connection
 from typing import Any
 
 from . import kernel
-from .program import execute, open_output, prepare_main, show_error
+from .program import execute, flush, open_output, prepare_main, show, show_error
 
 LONGEST_MESSAGE = 64
+HERE = b"here"
 DONE = re.compile(rb"done (\d{1,3})")  # with the exit code
+_SIGNALS = signal.valid_signals()
 _sleep, _join_all, _loads = time.sleep, threading.enumerate, json.loads
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -46,7 +50,7 @@ class _Outcome:
         if isinstance(error, SystemExit):
             value = 0 if error.code is None else error.code
             if not isinstance(value, int):
-                print(value)
+                show(str(value))
                 value = 1
             self.code = value & 255
         elif kind is not None:
@@ -70,29 +74,43 @@ def serve(control: Connection) -> None:
         message, descriptors, _, _ = recv_fds(control, LONGEST_MESSAGE, 4)
         if not message:
             leave_process(0)
-        parent = _fork_aside()
-        if parent is None:
+        if not _fork_aside():
             for descriptor in descriptors:
                 close(descriptor)
             continue
         request = _read_request(descriptors[2])
         _take_over(control, descriptors, request, None if is_first else _working_directory(request))
         is_first = False
-        while getppid() == parent:  # until that is gone, and the keeper is the parent
-            _sleep(0.0002)
-        kernel.control(kernel.SET_DEATH_SIGNAL, signal.SIGKILL)
         control = Connection(fileno=descriptors[0])
-        control.send(b"here")
+        control.send(HERE)
         if control.recv(LONGEST_MESSAGE) != b"go":
             leave_process(0)
         me = getpid()
         code = _run(request["code"], main)
         if getpid() != me:  # the program has forked, and this is its child
             leave_process(code)
-        try:
-            control.send(b"done %d" % code)
-        except OSError:  # the program has closed it
+        _go_on_alone(control, code)
+
+
+def _go_on_alone(control: Connection, code: int) -> None:
+    """
+    At the end of a call, go on in a fork: threads that still run, alarms and timers are left behind. They would
+    change what later forks find, each at another moment, or end the process while it waits.
+    """
+    cancel_dump_traceback_later()  # the fork would wait for its thread
+    blocked = pthread_sigmask(SIG_BLOCK, _SIGNALS)
+    try:
+        control.send(b"done %d" % code)
+        if control.recv(LONGEST_MESSAGE) != b"go":
             leave_process(code)
+    except OSError:  # the program has closed it
+        leave_process(code)
+    if not _fork_aside():
+        control.close()  # without a fork, the keeper sees that nobody is left at this end
+        while True:
+            _sleep(3600)
+    pthread_sigmask(SIG_SETMASK, blocked)
+    control.send(HERE)
 
 
 def _run(code: str, main: types.ModuleType) -> int:
@@ -105,29 +123,34 @@ def _run(code: str, main: types.ModuleType) -> int:
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
     with _Outcome():
-        sys.stdout.flush()
+        flush()
     return outcome.code
 
 
-def _fork_aside() -> int | None:
-    """Fork a process that will be the keeper's child, not this one's. There, the process in between is returned."""
+def _fork_aside() -> bool:
+    """Fork a process that is the keeper's child, not this one's. Whether this is the fork."""
+    random_numbers = getstate()  # the module `random` seeds itself anew in every child
     try:
         middle = fork()
     except OSError:  # too many processes: the keeper sees that nobody answers
-        return None
+        return False
     if middle:
         try:
             waitpid(middle, 0)
         except OSError:  # the program ignores its children
             pass
-        return None
+        return False
     middle = getpid()
     try:
         if fork():
             leave_process(0)
     except OSError:
         leave_process(1)
-    return middle
+    setstate(random_numbers)
+    while getppid() == middle:  # until that is gone, and the keeper is the parent
+        _sleep(0.0002)
+    kernel.control(kernel.SET_DEATH_SIGNAL, signal.SIGKILL)
+    return True
 
 
 def _read_request(descriptor: int) -> dict[str, Any]:

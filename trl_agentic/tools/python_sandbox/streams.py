@@ -49,6 +49,16 @@ def reap() -> dict[int, int]:
     return found
 
 
+def watch_children() -> int:
+    """A descriptor that can be read from whenever a child of this process has ended."""
+    wakeup, wakeup_end = os.pipe()
+    os.set_blocking(wakeup, False)
+    os.set_blocking(wakeup_end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
+    return wakeup
+
+
 def kill(process: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):

@@ -24,11 +24,13 @@ NUMBERS: dict[str, tuple[int, int | None]] = {
     "chroot": (161, 51), "clock_adjtime": (305, 266), "clock_settime": (227, 112), "clone": (56, 220),
     "clone3": (435, 435), "delete_module": (176, 106), "fanotify_init": (300, 262), "fcntl": (72, 25),
     "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430),
-    "fspick": (433, 433), "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
+    "fspick": (433, 433), "getsockopt": (55, 209),
+    "init_module": (175, 105), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425), "ioctl": (16, 29), "ioperm": (173, None), "iopl": (172, None),
     "ioprio_set": (251, 30), "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104),
     "keyctl": (250, 219), "kill": (62, 129), "listen": (50, 201), "listmount": (458, 458),
-    "lookup_dcookie": (212, 18), "memfd_secret": (447, 447), "migrate_pages": (256, 238), "modify_ldt": (154, None),
+    "lookup_dcookie": (212, 18),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "migrate_pages": (256, 238), "modify_ldt": (154, None),
     "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429), "move_pages": (279, 239),
     "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264), "nfsservctl": (180, 42),
     "open_by_handle_at": (304, 265), "open_tree": (428, 428), "open_tree_attr": (467, 467),
@@ -71,8 +73,12 @@ _FORBIDDEN = """
 _PROGRAM: list[Denial] = [
     *((name, EPERM, ()) for name in _FORBIDDEN),
     *((name, EACCES, ()) for name in ("bind", "listen")),
-    # ENOSYS where libraries know what to do without: `clone3` hides its flags from filters.
-    *((name, ENOSYS, ()) for name in ("clone3", "io_uring_enter", "io_uring_register", "io_uring_setup")),
+    # ENOSYS where libraries know what to do without: `clone3` hides its flags from filters, and no limit counts the
+    # memory of a `memfd`.
+    *(
+        (name, ENOSYS, ())
+        for name in ("clone3", "memfd_create", "io_uring_enter", "io_uring_register", "io_uring_setup")
+    ),
     ("clone", EPERM, ((0, "&", _NAMESPACES),)),
     ("personality", EPERM, ((0, "!=", 0), (0, "!=", 0xFFFFFFFF))),
     ("socket", EAFNOSUPPORT, _WITHOUT_NETWORK),  # no VSOCK, NETLINK, ALG, PACKET, ...
@@ -82,12 +88,18 @@ _PROGRAM: list[Denial] = [
 
 PROGRAM_DENIALS: list[Denial] = [*_PROGRAM, ("setns", EPERM, ())]
 
-_NEW_MOUNTS, _SET_DUMPABLE, _PROCESSES = 0x20000, 4, 6
+_NEW_MOUNTS, _PIDFD, _PEER_PIDFD, _SET_DUMPABLE, _PROCESSES = 0x20000, 0x1000, 77, 4, 6
 # A session and its forks share a PID namespace, hence what reaches other processes by their number is denied too,
-# and signals are the keeper's to decide. `setns` is how a fork enters the files that the keeper has copied for it.
+# and signals are the keeper's to decide. `setns` is how a fork enters the files that the keeper has copied for it, and
+# the keeper sees to it that it enters no others.
 SESSION_DENIALS: list[Denial] = [
     *_PROGRAM,
     ("setns", EPERM, ((1, "!=", _NEW_MOUNTS),)),
+    ("setns", NOTIFY, ()),
+    # A descriptor of a process leads to its namespaces.
+    ("clone", EPERM, ((0, "&", _PIDFD),)),
+    ("getsockopt", EPERM, ((1, "==", _SOCKET), (2, "==", _PEER_PIDFD))),
+    ("ioctl", EPERM, ((1, "type", 0xFF00),)),
     *((name, NOTIFY, ()) for name in ("kill", "tkill", "tgkill")),
     *((name, EPERM, ()) for name in ("pidfd_open", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo")),
     ("fcntl", EPERM, ((1, "==", 8),)),  # F_SETOWN and its kin send signals too
