@@ -16,45 +16,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..tools import ToolRuntime
 from ..tools.state import ToolState
 from ..tools.state_fork import fork_state
-from ..types import BranchPoint, BranchTree, CallStatus, Kind, Segment, Status, ToolCall, ToolResult
+from ..types import BranchPoint, BranchTree, Kind, Segment, Status, ToolCall, ToolResult
 from .dialect import Dialect
 from .engine import Engine, Event, Request, SamplingSettings
-from .path import Growth, Path, Prompt
+from .limits import Limits, refused
+from .path import Fork, Growth, Path, Prompt
 from .policy import BranchPolicy
 
 logger = logging.getLogger(__name__)
-
-BUDGET_NOTE = "No tool calls are left. Give the final answer now."
-
-
-@dataclass(frozen=True)
-class Limits:
-    """
-    What a trajectory may use.
-
-    Args:
-        max_completion_length (`int`):
-            Tokens of the completion, tool results included.
-        max_tool_turns (`int`, *optional*, defaults to `5`):
-            Turns with tool calls. One further turn is answered with a note that none are left.
-        max_calls (`int`, *optional*):
-            Calls in all, where a turn may hold several. Those beyond are answered with the same note.
-        max_invalid_turns (`int`, *optional*, defaults to `3`):
-            Turns in a row whose calls are all broken.
-        timeout_s (`float`, *optional*):
-            Seconds for the whole rollout phase; what is unfinished then ends with [`Status.DEADLINE`].
-    """
-
-    max_completion_length: int
-    max_tool_turns: int = 5
-    max_calls: int | None = None
-    max_invalid_turns: int = 3
-    timeout_s: float | None = None
 
 
 class RolloutLoop:
@@ -117,13 +91,43 @@ class RolloutLoop:
         Returns:
             `list[BranchTree]`: One tree per prompt, in order, with exactly `num_generations` trajectories each.
         """
-        start = self.clock()
         growths = [Growth(prompt) for prompt in prompts]
         for growth in growths:
             if growth.prompt.state is not None and growth.prompt.state.broken is not None:
                 growth.end(Status.ERROR)
             for _ in range(min(self.policy.num_initial(growth.prompt.num_generations), growth.num_missing)):
                 self._start(growth.plant(Kind.INITIAL))
+        return self._grow(growths)
+
+    def extend(
+        self,
+        trees: Sequence[BranchTree],
+        forks: Sequence[Sequence[Fork]],
+        states: Sequence[Sequence[ToolState | None]],
+    ) -> list[BranchTree]:
+        """
+        Add branches to finished trees, each from any token of its parent on and with the tool state of that position.
+
+        Args:
+            trees (`Sequence[BranchTree]`), forks (`Sequence[Sequence[Fork]]`):
+                The trees, and where in each of them branches start.
+            states (`Sequence[Sequence[ToolState | None]]`):
+                State of each trajectory of each tree.
+
+        Returns:
+            `list[BranchTree]`: The trees, their branches behind what was there.
+        """
+        growths = []
+        for tree, places, owned in zip(trees, forks, states, strict=True):
+            size = len(tree.trajectories) + len(places)
+            growths.append(Growth.from_tree(Prompt(tree.prompt_id, tree.prompt_ids, size), tree, owned))
+            for parent, position in places:
+                self._start(growths[-1].branch(growths[-1].paths[parent], position))
+        return self._grow(growths)
+
+    def _grow(self, growths: list[Growth]) -> list[BranchTree]:
+        """Go on until every path has ended."""
+        start = self.clock()
         try:
             while self._fill(growths) or self._paths:
                 if self.limits.timeout_s is not None and self.clock() - start > self.limits.timeout_s:
@@ -164,7 +168,7 @@ class RolloutLoop:
         wait_s = 0.0 if self.engine.num_unfinished else 0.05
         for key, results in self.runtime.poll(wait_s):
             if (path := self._paths.pop(key, None)) is not None:
-                self._resume(path, [*results, *map(_refused, path.refused)], tested)
+                self._resume(path, [*results, *map(refused, path.refused)], tested)
         self._branch(tested)
 
     def _receive(
@@ -227,7 +231,7 @@ class RolloutLoop:
             return path.end(Status.TOOL_BUDGET)
         left = len(calls) if self.limits.max_calls is None else max(self.limits.max_calls - len(path.results), 0)
         if path.num_tool_turns >= self.limits.max_tool_turns or not left:
-            return self._resume(path, [*map(_refused, calls)], None)
+            return self._resume(path, [*map(refused, calls)], None)
         path.calls, path.refused = calls[:left], calls[left:]
         self._paths[path.calls_id] = path
         return self.runtime.submit(path.calls_id, path.calls, path.state)
@@ -249,15 +253,11 @@ class RolloutLoop:
             if self.policy.signal == "after_result":
                 path.untested = len(path)
             elif entropies is not None:
-                self._test_released(path, entropies, tested)
+                current = self.policy.measure(entropies)
+                if path.initial_entropy is None:
+                    path.initial_entropy = current  # the first segment of a path is its own baseline
+                tested.append((path, self.policy.test(path.index, len(path), path.initial_entropy, current)))
         self._sample(path)
-
-    def _test_released(self, path: Path, entropies: Sequence[float], tested: list[tuple[Path, BranchPoint]]) -> None:
-        """Test a branch point by the entropies before its result; the first segment of a path is its own baseline."""
-        current = self.policy.measure(entropies)
-        if path.initial_entropy is None:
-            path.initial_entropy = current
-        tested.append((path, self.policy.test(path.index, len(path), path.initial_entropy, current)))
 
     def _room(self, path: Path) -> int:
         """Tokens that still fit the trajectory's budget and the model's context."""
@@ -275,6 +275,7 @@ class RolloutLoop:
             token_ids=(*path.growth.prompt.token_ids, *path.token_ids),
             max_tokens=room,
             sampling=self.sampling,
+            num_turn_tokens=len(path.turn_ids),
         )
         self._paths[request.id] = path
         return self.engine.submit(request)
@@ -294,7 +295,3 @@ class RolloutLoop:
             self.engine.abort(key)
             self.runtime.abandon(key)
         self._paths.clear()
-
-
-def _refused(call: ToolCall) -> ToolResult:
-    return ToolResult(call, BUDGET_NOTE, CallStatus.BUDGET)

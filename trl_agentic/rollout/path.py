@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ..tools.state import ToolState
 from ..types import BranchPoint, BranchTree, CallStatus, Kind, Segment, Status, ToolCall, ToolResult, Trajectory, cut
 
+Fork = tuple[int, int]
+"""Where a branch starts: position of its parent in the tree, and the number of completion tokens that it keeps."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -78,6 +81,13 @@ class Path:
         self._open_segment()
         self.fork = len(self)
         self._num_requests = 0
+
+    @classmethod
+    def from_trajectory(cls, growth: Growth, trajectory: Trajectory, state: ToolState | None) -> Path:
+        """A path that has ended, as the next one of a tree."""
+        path = cls(growth, len(growth.paths), trajectory.kind, trajectory.segments, trajectory.parent)
+        path.state, path.fork, path.status = state, trajectory.fork, trajectory.status
+        return path
 
     def _open_segment(self) -> None:
         self._token_ids: list[int] = []
@@ -199,6 +209,28 @@ class Growth:
         self.paths: list[Path] = []
         self.points: list[BranchPoint] = []
 
+    @classmethod
+    def from_tree(cls, prompt: Prompt, tree: BranchTree, states: Sequence[ToolState | None]) -> Growth:
+        """
+        Take up a finished tree, to add branches.
+
+        Args:
+            prompt ([`Prompt`]):
+                Its prompt; `num_generations` counts the branches to come.
+            tree ([`BranchTree`]):
+                The tree.
+            states (`Sequence[ToolState | None]`):
+                State of each trajectory.
+
+        Returns:
+            [`Growth`]: The tree in the making.
+        """
+        growth = cls(prompt)
+        growth.points = list(tree.points)
+        for trajectory, state in zip(tree.trajectories, states, strict=True):
+            growth.paths.append(Path.from_trajectory(growth, trajectory, state))
+        return growth
+
     @property
     def num_missing(self) -> int:
         """Trajectories that may still be started."""
@@ -221,8 +253,8 @@ class Growth:
         path = Path(
             self, len(self.paths), Kind.BRANCH, prefix, parent.index, parent.initial_entropy, origin=parent.state
         )
-        # Decided before the parent's next call: what it owns is in the state that the branch has to begin with.
-        assert parent.state is None or path.results == parent.results, "the state has moved on past the branch point"
+        # A parent that still grows is asked before its next call: it owns the state that the branch begins with.
+        assert parent.state is None or parent.status is not None or path.results == parent.results, "the state is gone"
         self.paths.append(path)
         return path
 

@@ -25,8 +25,8 @@ def tool_metrics(results: Sequence[ToolResult]) -> dict[str, float]:
             For each tool `tools/{name}/calls`, `tools/{name}/failure_rate`, `tools/{name}/cache_hit_rate`,
             `tools/{name}/truncation_rate`, `tools/{name}/retries` (a count), and over the calls that were run (no
             wrong arguments, no cache hit) `tools/{name}/latency_s` (their mean), `tools/{name}/latency_p50_s` and
-            `tools/{name}/latency_p95_s`; for each status but `ok` that occurred the count `tools/failures/{status}`, and
-            `tools/{name}/failures/{status}` for the tools that exist.
+            `tools/{name}/latency_p95_s`; for each status but `ok` that occurred the count `tools/failures/{status}`,
+            and `tools/{name}/failures/{status}` for the tools that exist.
     """
     metrics: dict[str, float] = {}
     by_name: dict[str, list[ToolResult]] = {}

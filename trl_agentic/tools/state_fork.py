@@ -34,8 +34,8 @@ def fork_state(parent: ToolState, child: ToolState, perform: Perform) -> None:
     """
     Fill the state of a branch.
 
-    The parent is forked or copied if it stands exactly at the branch point. A child that begins at an earlier position
-    is replayed from the recorded results, whatever the parent offers.
+    The parent is forked or copied if it stands exactly at the branch point. A child that begins at an earlier
+    position, or whose parent is closed, is replayed from the recorded results, whatever the parent offers.
 
     Where the environment can be neither forked nor copied, every trajectory resets one of its own. The prompt is one
     for all of them, so what `reset` returns must be the same for one row; otherwise `child.conflict` says so.
@@ -56,7 +56,7 @@ def fork_state(parent: ToolState, child: ToolState, perform: Perform) -> None:
         child.broken = parent.broken
         return
     start = time.perf_counter()
-    is_present = len(child.history) == len(parent.history)
+    is_present = len(child.history) == len(parent.history) and not parent.is_closed
     if not (is_present and _duplicate(parent, child)):
         _replay(child, perform)
     child.fork_s = time.perf_counter() - start

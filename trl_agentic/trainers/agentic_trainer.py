@@ -20,7 +20,7 @@ from ..rollout.loop import Prompt, RolloutLoop
 from ..rollout.policy import BranchPolicy, NoBranching
 from ..rollout.trajectory_file import TrajectoryWriter
 from ..types import BranchTree
-from .arpo_config import ARPOConfig
+from .agentic_config import AgenticConfig
 from .checks import check_arguments, check_columns, check_engine, describe_first_rows, warn_without_spread
 from .colocated import awake, build_engine, extra_vllm_arguments
 from .environments import Environments, placeholder_dataset, with_weights
@@ -46,7 +46,7 @@ class AgenticTrainer(GRPOTrainer):
     advantage each token gets ([`AgenticTrainer.attribute`]).
     """
 
-    args: ARPOConfig
+    args: AgenticConfig
     card_results: str | None = None  # Markdown for the model card, such as a before/after table
     _last_loaded_step: int  # both of TRL's: the step whose weights the engine has, and the rows of a generation
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
@@ -55,7 +55,7 @@ class AgenticTrainer(GRPOTrainer):
         self,
         model: str | PreTrainedModel,
         reward_funcs: Callable | str | PreTrainedModel | list[Any] | None = None,
-        args: ARPOConfig | None = None,
+        args: AgenticConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
         eval_dataset: Dataset | IterableDataset | DatasetDict | dict[str, Dataset] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
@@ -72,7 +72,7 @@ class AgenticTrainer(GRPOTrainer):
     ):
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = ARPOConfig(f"{name.split('/')[-1]}-{self._name}")
+            args = AgenticConfig(f"{name.split('/')[-1]}-{self._name}")
         check_arguments(type(self).__name__, args, tools, rollout_func, environment_factory)
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
         check_columns(functions, train_dataset)

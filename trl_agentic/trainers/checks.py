@@ -12,7 +12,7 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..rollout.batch import RolloutBatch
-from .arpo_config import ARPOConfig
+from .agentic_config import AgenticConfig
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
@@ -50,11 +50,11 @@ def check_arguments(trainer: str, args: Any, tools: Any, rollout_func: Any, envi
             Arguments of its constructor.
 
     Raises:
-        TypeError: If `args` is no [`ARPOConfig`], or `tools` no list.
+        TypeError: If `args` is no [`AgenticConfig`], or `tools` no list.
         ValueError: If there are neither tools nor environments, or there is a rollout of the user's own.
     """
-    if not isinstance(args, ARPOConfig):
-        raise TypeError(f"`args` must be an `ARPOConfig`, got `{type(args).__name__}`.")
+    if not isinstance(args, AgenticConfig):
+        raise TypeError(f"`args` must be an `AgenticConfig`, got `{type(args).__name__}`.")
     if tools and not isinstance(tools, Sequence):
         raise TypeError(f"`tools` must be a list of functions, got `{type(tools).__name__}`. Pass tools=[...].")
     if not tools and not environment_factory:

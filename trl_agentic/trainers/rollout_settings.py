@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ..rollout.dialect import Dialect
 from ..rollout.dialects import make_dialect
 from ..rollout.engine import SamplingSettings
-from ..rollout.loop import Limits
+from ..rollout.limits import Limits
 from ..tools import ResultCache, ToolRuntime
-from .arpo_config import ARPOConfig
+from .agentic_config import AgenticConfig
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
@@ -51,7 +51,7 @@ def dialect_for(trainer: AgenticTrainer, tools: Sequence[Callable[..., Any]]) ->
     )
 
 
-def make_runtime(args: ARPOConfig, tools: Sequence[Callable[..., Any]]) -> ToolRuntime:
+def make_runtime(args: AgenticConfig, tools: Sequence[Callable[..., Any]]) -> ToolRuntime:
     """What runs the tool calls; the processes of a machine share the cache, if there is one."""
     cache = ResultCache(args.tool_cache_dir, mode=args.tool_cache_mode) if args.tool_cache_dir else None
     return ToolRuntime(tools, num_workers=args.num_tool_workers, timeout_s=args.tool_timeout_s, cache=cache)

@@ -10,7 +10,7 @@ from ..rollout.batch import depth_first_order
 from ..tools import ToolRuntime
 from ..tools.state import ToolState
 from ..types import BranchTree
-from .arpo_config import ARPOConfig
+from .agentic_config import AgenticConfig
 from .environments import Environments
 
 
@@ -23,7 +23,7 @@ class RolloutStates:
             What there is.
         runtime ([`~trl_agentic.tools.ToolRuntime`]):
             Runs what the user's classes do.
-        args ([`ARPOConfig`]):
+        args ([`AgenticConfig`]):
             Its `rollout_timeout_s` bounds the time from the resets to the last fork, its `tool_timeout_s` each one.
 
     Attributes:
@@ -35,7 +35,7 @@ class RolloutStates:
             The environment of each prompt, where they have names.
     """
 
-    def __init__(self, environments: Environments, runtime: ToolRuntime, args: ARPOConfig):
+    def __init__(self, environments: Environments, runtime: ToolRuntime, args: AgenticConfig):
         assert args.rollout_timeout_s is not None, "the configuration sets it"
         self._environments = environments
         self._runtime = runtime
