@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_agentic.rewards import extract_answer
 from trl_agentic.rollout.engine import SamplingSettings
-from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.limits import Limits
+from trl_agentic.rollout.loop import Prompt, RolloutLoop
 from trl_agentic.rollout.policy import NoBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.rollout.transformers_engine import TransformersEngine

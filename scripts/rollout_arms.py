@@ -21,7 +21,8 @@ from vllm.inputs import TokensPrompt
 
 from trl_agentic import ARPOConfig
 from trl_agentic.rollout.engine import Request, SamplingSettings
-from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.limits import Limits
+from trl_agentic.rollout.loop import Prompt, RolloutLoop
 from trl_agentic.rollout.policy import BranchPolicy, NoBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.rollout.vllm_engine import VLLMEngine

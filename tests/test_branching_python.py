@@ -8,7 +8,8 @@ import pytest
 from byte_tokenizer import byte_tokenizer
 
 from trl_agentic.rollout.engine import SamplingSettings, Script, ScriptedEngine
-from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.limits import Limits
+from trl_agentic.rollout.loop import Prompt, RolloutLoop
 from trl_agentic.rollout.policy import EntropyBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.tools.python_session import PythonEnvironment

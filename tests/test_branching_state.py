@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from word_tokenizer import ids, word_tokenizer, words
 
 from trl_agentic.rollout.engine import SamplingSettings, Script, ScriptedEngine
-from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.limits import Limits
+from trl_agentic.rollout.loop import Prompt, RolloutLoop
 from trl_agentic.rollout.policy import EntropyBranching, NoBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.tools.runtime import ToolRuntime

@@ -25,7 +25,8 @@ import pytest
 from word_tokenizer import ids, word_tokenizer, words
 
 from trl_agentic.rollout.engine import Request, SamplingSettings, Script, ScriptedEngine
-from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.limits import Limits
+from trl_agentic.rollout.loop import Prompt, RolloutLoop
 from trl_agentic.rollout.policy import NoBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.tools import PythonSandbox, ResultCache, ToolRuntime, TransientToolError, tool_options

@@ -11,8 +11,8 @@ from word_tokenizer import ids, word_tokenizer, words
 
 from trl_agentic.rollout.batch import RolloutBatch, depth_first, rollout_metrics
 from trl_agentic.rollout.engine import Request, SamplingSettings, Script, ScriptedEngine
-from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
-from trl_agentic.rollout.path import BUDGET_NOTE
+from trl_agentic.rollout.limits import BUDGET_NOTE, Limits
+from trl_agentic.rollout.loop import Prompt, RolloutLoop
 from trl_agentic.rollout.policy import EntropyBranching, NoBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.tools.runtime import ToolRuntime

@@ -24,12 +24,23 @@ def test_looking_at_the_tail_finds_the_same_stop_as_looking_at_everything(token_
         (end for end in range(1, len(token_ids) + 1) if any(t in BYTES.decode(token_ids[:end]) for t in STOP)), None
     )
     found = None
-    for end in range(step, len(token_ids) + step, step):
-        known = token_ids[:end]
-        found = stops.find(known, len(known) - (end - step))
-        if found is not None:
+    for start in range(0, len(token_ids), step):
+        known = token_ids[: start + step]
+        num_new = stops.find(known, len(known) - start)
+        if num_new is not None:
+            found = start + num_new
             break
     assert found == expected
+
+
+def test_a_stop_may_begin_in_what_a_branch_keeps_of_its_turn():
+    kept, new = BYTES("<search>capital of Peru</sea")["input_ids"], BYTES("rch> and more")["input_ids"]
+    assert StopTexts(BYTES, STOP[:1]).find([*kept, *new], len(new)) == len(BYTES("rch>")["input_ids"])
+
+
+def test_a_stop_that_the_kept_tokens_complete_themselves_does_not_end_the_branch_again():
+    kept, new = BYTES("no call: </search>")["input_ids"], BYTES(" >> b")["input_ids"]
+    assert StopTexts(BYTES, STOP[:1]).find([*kept, *new], len(new)) is None
 
 
 class CountingTokenizer:
@@ -46,7 +57,7 @@ class CountingTokenizer:
         return BYTES.decode(*args, **options)
 
 
-@pytest.mark.parametrize(("text", "decoded"), [("no stop here", 0), ("a > b > c", 2), ("<search>x</search>", 2)])
+@pytest.mark.parametrize(("text", "decoded"), [("no stop here", 0), ("a > b > c", 2), ("<search>x</search>", 3)])
 def test_only_tokens_with_the_last_character_are_decoded(text, decoded):
     tokenizer = CountingTokenizer()
     stops = StopTexts(tokenizer, ("</search>", "</python>"))

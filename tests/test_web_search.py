@@ -19,7 +19,8 @@ from dialect_tokenizers import encode, smollm2
 from loopback_search_apis import ENGINES, FORMATS, KEY, PAGES, LoopbackSearchApis, Reply, page, serper
 
 from trl_agentic.rollout.engine import Request, SamplingSettings, Script, ScriptedEngine
-from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.limits import Limits
+from trl_agentic.rollout.loop import Prompt, RolloutLoop
 from trl_agentic.rollout.policy import NoBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.rollout.template_dialect import TemplateDialect

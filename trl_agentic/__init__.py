@@ -10,12 +10,16 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .trainers.appo_config import APPOConfig
+    from .trainers.appo_trainer import APPOTrainer
     from .trainers.arpo_config import ARPOConfig
     from .trainers.arpo_trainer import ARPOTrainer
     from .types import BranchPoint, BranchTree, Kind, Segment, Status, ToolCall, ToolResult, Trajectory
 
 
 _HOMES = {
+    "APPOConfig": "trainers.appo_config",
+    "APPOTrainer": "trainers.appo_trainer",
     "ARPOConfig": "trainers.arpo_config",
     "ARPOTrainer": "trainers.arpo_trainer",
     "BranchPoint": "types",
@@ -29,6 +33,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "APPOConfig",
+    "APPOTrainer",
     "ARPOConfig",
     "ARPOTrainer",
     "BranchPoint",

@@ -18,7 +18,8 @@ from loopback_pages import LoopbackPages, head
 from pdf_files import pdf
 
 from trl_agentic.rollout.engine import SamplingSettings, Script, ScriptedEngine
-from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.limits import Limits
+from trl_agentic.rollout.loop import Prompt, RolloutLoop
 from trl_agentic.rollout.policy import NoBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.tools.browser import make_browser_tool

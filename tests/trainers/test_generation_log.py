@@ -8,7 +8,8 @@ from word_tokenizer import ids, word_tokenizer
 
 from trl_agentic.rollout.batch import rollout_metrics
 from trl_agentic.rollout.engine import SamplingSettings
-from trl_agentic.rollout.loop import Limits, Prompt, RolloutLoop
+from trl_agentic.rollout.limits import Limits
+from trl_agentic.rollout.loop import Prompt, RolloutLoop
 from trl_agentic.rollout.policy import EntropyBranching
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.tools import ToolRuntime, tool_metrics

@@ -129,6 +129,24 @@ class RolloutBatch:
             [`RolloutBatch`]: One row per trajectory.
         """
         rows = [(tree, trajectory) for tree in trees for trajectory in tree.trajectories]
+        return cls.from_rows(rows, dialect, eos_token_id)
+
+    @classmethod
+    def from_rows(
+        cls, rows: Sequence[tuple[BranchTree, Trajectory]], dialect: Dialect, eos_token_id: int
+    ) -> RolloutBatch:
+        """
+        Lay out some trajectories as rows.
+
+        Args:
+            rows (`Sequence[tuple[BranchTree, Trajectory]]`):
+                Each trajectory with its tree.
+            dialect ([`Dialect`]), eos_token_id (`int`):
+                As in [`RolloutBatch.from_trees`].
+
+        Returns:
+            [`RolloutBatch`]: One row per trajectory.
+        """
         return cls(
             prompt_ids=[list(tree.prompt_ids) for tree, _ in rows],
             completion_ids=[trajectory.token_ids or [eos_token_id] for _, trajectory in rows],
@@ -178,24 +196,28 @@ def mean_or_zero(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else 0.0
 
 
-def rollout_metrics(trees: Sequence[BranchTree]) -> dict[str, float]:
+def rollout_metrics(trees: Sequence[BranchTree], firsts: Sequence[int] | None = None) -> dict[str, float]:
     """
     Describe some trees in numbers. What trajectories share is counted once.
 
     Args:
         trees (`Sequence[BranchTree]`):
             The trees.
+        firsts (`Sequence[int]`, *optional*):
+            Trajectories at the beginning of each tree that are left out; 0 by default.
 
     Returns:
         `dict[str, float]`: Metrics by name.
     """
-    trajectories = [trajectory for tree in trees for trajectory in tree.trajectories]
+    starts = [0] * len(trees) if firsts is None else firsts
+    rows = [(tree, each) for tree, start in zip(trees, starts, strict=True) for each in tree.trajectories[start:]]
+    trajectories = [trajectory for _, trajectory in rows]
     points = [point for tree in trees for point in tree.points]
     results = [result for trajectory in trajectories for result in trajectory.own_results]
     executed = [result for result in results if result.status in EXECUTED]
     kinds = Counter(trajectory.kind for trajectory in trajectories)
     statuses = Counter(trajectory.status for trajectory in trajectories)
-    texts = Counter((tree.prompt_id, *trajectory.token_ids) for tree in trees for trajectory in tree.trajectories)
+    texts = Counter((tree.prompt_id, *trajectory.token_ids) for tree, trajectory in rows)
     count = max(1, len(trajectories))
     metrics = {
         "branch/rate": kinds[Kind.BRANCH] / count,

@@ -65,12 +65,20 @@ class Request:
             Most tokens to sample; at least 1.
         sampling ([`SamplingSettings`]):
             How to sample.
+        num_turn_tokens (`int`, *optional*, defaults to `0`):
+            Tokens at the end of the prefix that belong to the turn which is continued: a stop text may begin there.
     """
 
     id: str
     token_ids: tuple[int, ...]
     max_tokens: int
     sampling: SamplingSettings
+    num_turn_tokens: int = 0
+
+    @property
+    def turn_ids(self) -> tuple[int, ...]:
+        """What the prefix holds of the turn that is continued."""
+        return self.token_ids[len(self.token_ids) - self.num_turn_tokens :]
 
 
 FinishReason = Literal["stop", "length", "error"]

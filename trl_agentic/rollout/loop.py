@@ -16,7 +16,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from ..tools import ToolRuntime
 from ..tools.state import ToolState
@@ -24,35 +25,11 @@ from ..tools.state_fork import start_fork
 from ..types import BranchPoint, BranchTree, Kind, Status, ToolCall, ToolResult
 from .dialect import Dialect
 from .engine import Engine, Event, Request, SamplingSettings
-from .path import Growth, Path, Prompt, refusal
+from .limits import Limits, refusal
+from .path import Fork, Growth, Path, Prompt
 from .policy import BranchPolicy
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """
-    What a trajectory may use.
-
-    Args:
-        max_completion_length (`int`):
-            Tokens of the completion, tool results included.
-        max_tool_turns (`int`, *optional*, defaults to `5`):
-            Turns with tool calls. One further turn is answered with a note that none are left.
-        max_calls (`int`, *optional*):
-            Calls in all, where a turn may hold several. Those beyond are answered with the same note.
-        max_invalid_turns (`int`, *optional*, defaults to `3`):
-            Turns in a row whose calls are all broken.
-        timeout_s (`float`, *optional*):
-            Seconds for the whole rollout phase; what is unfinished then ends with [`Status.DEADLINE`].
-    """
-
-    max_completion_length: int
-    max_tool_turns: int = 5
-    max_calls: int | None = None
-    max_invalid_turns: int = 3
-    timeout_s: float | None = None
 
 
 class RolloutLoop:
@@ -115,10 +92,35 @@ class RolloutLoop:
         Returns:
             `list[BranchTree]`: One tree per prompt, in order, with exactly `num_generations` trajectories each.
         """
-        start = self.clock()
         growths = [Growth(prompt) for prompt in prompts]
+        return self._grow(growths, partial(self._plant, growths))
+
+    def extend(
+        self,
+        trees: Sequence[BranchTree],
+        forks: Sequence[Sequence[Fork]],
+        states: Sequence[Sequence[ToolState | None]],
+    ) -> list[BranchTree]:
+        """
+        Add branches to finished trees, each from any token of its parent on and with the tool state of that position.
+
+        Args:
+            trees (`Sequence[BranchTree]`), states (`Sequence[Sequence[ToolState | None]]`):
+                The trees, and the state of each of their trajectories.
+            forks (`Sequence[Sequence[Fork]]`):
+                Where branches start in each tree.
+
+        Returns:
+            `list[BranchTree]`: The trees, the new trajectories behind those that were there.
+        """
+        growths = [Growth.from_tree(*each) for each in zip(trees, forks, states, strict=True)]
+        return self._grow(growths, partial(self._fork, growths, forks))
+
+    def _grow(self, growths: list[Growth], begin: Callable[[], None]) -> list[BranchTree]:
+        """Begin, and go on until every path has ended."""
+        start = self.clock()
         try:
-            self._begin(growths)
+            begin()
             while self._fill(growths) or self._paths:
                 if self.limits.timeout_s is not None and self.clock() - start > self.limits.timeout_s:
                     self._give_up(growths)
@@ -129,13 +131,19 @@ class RolloutLoop:
             self._abandon()
         return [growth.tree() for growth in growths]
 
-    def _begin(self, growths: list[Growth]) -> None:
+    def _plant(self, growths: list[Growth]) -> None:
         """Sample the first paths of every tree whose state is there."""
         for growth in growths:
             if growth.prompt.state is not None and growth.prompt.state.broken is not None:
                 growth.end(Status.ERROR)
             for _ in range(min(self.policy.num_initial(growth.prompt.num_generations), growth.num_missing)):
                 self._start(growth.plant(Kind.INITIAL))
+
+    def _fork(self, growths: list[Growth], forks: Sequence[Sequence[Fork]]) -> None:
+        """Sample a branch from each of the given points."""
+        for growth, places in zip(growths, forks, strict=True):
+            for parent, position in places:
+                self._start(growth.branch(growth.paths[parent], position))
 
     def _fill(self, growths: list[Growth]) -> bool:
         """Sample the rest of every tree whose paths have all ended, in one batch; whether there was any."""
@@ -147,9 +155,8 @@ class RolloutLoop:
 
     def _start(self, path: Path) -> None:
         """Begin a path: with a state of its own, which may still be forking while the engine samples."""
-        parent, child = path.origin, path.state
-        if parent is not None and child is not None:
-            start_fork(self.runtime, parent, child)
+        if path.origin is not None and path.state is not None:
+            start_fork(self.runtime, path.origin, path.state)
         self._sample(path)
 
     def _advance(self) -> None:
@@ -157,8 +164,7 @@ class RolloutLoop:
         tested: list[tuple[Path, BranchPoint]] = []
         ended: list[tuple[Path, Event, tuple[ToolCall, ...]]] = []
         for event in self.engine.poll():
-            path = self._paths.get(event.request_id)
-            if path is not None:
+            if (path := self._paths.get(event.request_id)) is not None:
                 self._receive(path, event, tested, ended)
         self._branch(tested)  # a child gets its parent's state as it is before the parent's next call
         for path, event, calls in ended:
@@ -251,21 +257,16 @@ class RolloutLoop:
             if self.policy.signal == "after_result":
                 path.untested = len(path)
             elif entropies is not None:
-                self._test_released(path, entropies, tested)
+                current = self.policy.measure(entropies)
+                if path.initial_entropy is None:
+                    path.initial_entropy = current  # the first segment of a path is its own baseline
+                tested.append((path, self.policy.test(path.index, len(path), path.initial_entropy, current)))
         self._sample(path)
-
-    def _test_released(self, path: Path, entropies: Sequence[float], tested: list[tuple[Path, BranchPoint]]) -> None:
-        """Test a branch point by the entropies before its result; the first segment of a path is its own baseline."""
-        current = self.policy.measure(entropies)
-        if path.initial_entropy is None:
-            path.initial_entropy = current
-        tested.append((path, self.policy.test(path.index, len(path), path.initial_entropy, current)))
 
     def _room(self, path: Path) -> int:
         """Tokens that still fit the trajectory's budget and the model's context."""
-        length = len(path)
         context = self.engine.max_model_length - len(path.growth.prompt.token_ids)
-        return min(self.limits.max_completion_length, context) - length
+        return min(self.limits.max_completion_length, context) - len(path)
 
     def _sample(self, path: Path) -> None:
         """Ask the engine to go on with a path."""
@@ -277,6 +278,7 @@ class RolloutLoop:
             token_ids=(*path.growth.prompt.token_ids, *path.token_ids),
             max_tokens=room,
             sampling=self.sampling,
+            num_turn_tokens=len(path.turn_ids),
         )
         self._paths[request.id] = path
         return self.engine.submit(request)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from ..tools.state import ToolState
 from ..types import BranchPoint, BranchTree, CallStatus, Kind, Segment, Status, ToolCall, ToolResult, Trajectory, cut
+from .turns import turn_ids
 
-BUDGET_NOTE = "No tool calls are left. Give the final answer now."
+Fork = tuple[int, int]
+"""Where a branch starts: position of its parent in the tree, and the number of completion tokens that it keeps."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,13 @@ class Path:
         self.fork = len(self)
         self._num_requests = 0
 
+    @classmethod
+    def from_trajectory(cls, growth: Growth, trajectory: Trajectory, state: ToolState | None) -> Path:
+        """A path that has ended, as the next one of a tree."""
+        path = cls(growth, len(growth.paths), trajectory.kind, trajectory.segments, trajectory.parent)
+        path.state, path.fork, path.status = state, trajectory.fork, trajectory.status
+        return path
+
     def _open_segment(self) -> None:
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
@@ -118,12 +127,7 @@ class Path:
     @property
     def turn_ids(self) -> list[int]:
         """What the model has sampled since the last tool results."""
-        turn: list[int] = list(self._token_ids)
-        for segment in reversed(self._segments):
-            if not segment.sampled:
-                break
-            turn = [*segment.token_ids, *turn]
-        return turn
+        return turn_ids(self._segments) + self._token_ids
 
     @property
     def segment_entropies(self) -> list[float] | None:
@@ -201,6 +205,28 @@ class Growth:
         self.paths: list[Path] = []
         self.points: list[BranchPoint] = []
 
+    @classmethod
+    def from_tree(cls, tree: BranchTree, forks: Sequence[Fork], states: Sequence[ToolState | None]) -> Growth:
+        """
+        Take up a finished tree, to add branches.
+
+        Args:
+            tree ([`BranchTree`]):
+                The tree.
+            forks (`Sequence[Fork]`):
+                Where branches will start.
+            states (`Sequence[ToolState | None]`):
+                State of each trajectory.
+
+        Returns:
+            [`Growth`]: The tree in the making.
+        """
+        growth = cls(Prompt(tree.prompt_id, tree.prompt_ids, len(tree.trajectories) + len(forks)))
+        growth.points = list(tree.points)
+        for trajectory, state in zip(tree.trajectories, states, strict=True):
+            growth.paths.append(Path.from_trajectory(growth, trajectory, state))
+        return growth
+
     @property
     def num_missing(self) -> int:
         """Trajectories that may still be started."""
@@ -223,8 +249,8 @@ class Growth:
         path = Path(
             self, len(self.paths), Kind.BRANCH, prefix, parent.index, parent.initial_entropy, origin=parent.state
         )
-        # Decided before the parent's next call: what it owns is in the state that the branch has to begin with.
-        assert parent.state is None or path.results == parent.results, "the state has moved on past the branch point"
+        # A parent that still grows is asked before its next call: it owns the state that the branch begins with.
+        assert parent.state is None or parent.status is not None or path.results == parent.results, "the state is gone"
         self.paths.append(path)
         return path
 
@@ -240,8 +266,3 @@ class Growth:
         """The finished tree."""
         trajectories = tuple(path.trajectory() for path in self.paths)
         return BranchTree(self.prompt.id, self.prompt.token_ids, trajectories, tuple(self.points))
-
-
-def refusal(call: ToolCall) -> ToolResult:
-    """The result of a call that the budget of its trajectory does not allow."""
-    return ToolResult(call, BUDGET_NOTE, CallStatus.BUDGET)

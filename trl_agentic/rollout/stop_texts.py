@@ -28,31 +28,41 @@ class StopTexts:
         self._window = 1 + max((len(text.encode()) for text in texts), default=0)
         self._last_tokens = _tokens_with(tokenizer, {text[-1] for text in texts if text})
 
-    def find(self, sampled: Sequence[int], num_new: int) -> int | None:
+    def find(self, turn_ids: Sequence[int], num_new: int) -> int | None:
         """
         Find the first of the new tokens that completes a stop text.
 
         Args:
-            sampled (`Sequence[int]`):
-                All tokens of the request, the new ones at the end.
+            turn_ids (`Sequence[int]`):
+                All tokens of the turn, the new ones at the end.
             num_new (`int`):
                 How many are new.
 
         Returns:
             `int`, *optional*:
-                Number of tokens up to and including the completing one; `None` if there is none.
+                How many of the new tokens there are up to and including the completing one; `None` if there is none.
         """
-        for end in range(len(sampled) - num_new + 1, len(sampled) + 1):
-            if self._last_tokens is not None and sampled[end - 1] not in self._last_tokens:
-                continue
-            text = self._tokenizer.decode(
-                list(sampled[max(end - self._window, 0) : end]),
-                skip_special_tokens=False,
-                clean_up_tokenization_spaces=False,
-            )
-            if any(stop in text for stop in self._texts):
-                return end
+        first = len(turn_ids) - num_new
+        for end in range(first + 1, len(turn_ids) + 1):
+            if (self._last_tokens is None or turn_ids[end - 1] in self._last_tokens) and self._completes(
+                turn_ids, end
+            ):
+                return end - first
         return None
+
+    def _completes(self, turn_ids: Sequence[int], end: int) -> bool:
+        """Whether the last of `end` tokens makes a stop text complete; an earlier one in the window does not count."""
+        window = list(turn_ids[max(end - self._window, 0) : end])
+        text = self._decode(window)
+        if not any(stop in text for stop in self._texts):
+            return False
+        before = self._decode(window[:-1])
+        return any(text.count(stop) > before.count(stop) for stop in self._texts)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
 
 
 def _tokens_with(tokenizer: PreTrainedTokenizerBase, characters: set[str]) -> frozenset[int] | None:

@@ -69,6 +69,7 @@ def trajectory_rows(
     rewards: Sequence[float | None],
     reward_functions: Mapping[str, Sequence[float | None]],
     advantages: Sequence[Sequence[float] | None],
+    firsts: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
     """
     Rows of `trajectories.parquet` for the trees of one generation.
@@ -89,6 +90,8 @@ def trajectory_rows(
         advantages (`Sequence[Sequence[float] | None]`):
             Advantage of each token, `B` sequences at least as long as the completions (padding is cut off); `None` for
             a trajectory that is not trained. Tokens that were not sampled get null.
+        firsts (`Sequence[int]`, *optional*):
+            Trajectories at the beginning of each tree that are left out here, and in all of the above; 0 by default.
 
     Returns:
         `list[dict]`: `B` rows.
@@ -96,7 +99,10 @@ def trajectory_rows(
     Raises:
         ValueError: If something does not have one entry per trajectory, or advantages are too short.
     """
-    places = [(tree, position) for tree in trees for position in range(len(tree.trajectories))]
+    starts = [0] * len(trees) if firsts is None else firsts
+    places = [
+        (tree, at) for tree, start in zip(trees, starts, strict=True) for at in range(start, len(tree.trajectories))
+    ]
     per_row = {"messages": messages, "rewards": rewards, "advantages": advantages, **reward_functions}
     for name, values in per_row.items():
         if len(values) != len(places):

@@ -199,7 +199,8 @@ class TransformersEngine:
 
     def _finish_reason(self, row: _Row) -> FinishReason | None:
         settings, sampled = row.request.sampling, row.sampled
-        if sampled[-1] in settings.stop_token_ids or self._stop_texts(settings.stop).find(sampled, 1):
+        turn_ids = [*row.request.turn_ids, *sampled]
+        if sampled[-1] in settings.stop_token_ids or self._stop_texts(settings.stop).find(turn_ids, 1):
             return "stop"
         return "length" if len(sampled) == row.request.max_tokens else None
 

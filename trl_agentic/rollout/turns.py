@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from ..types import Segment
 from .dialect import Turn
+
+
+def turn_ids(segments: Sequence[Segment]) -> list[int]:
+    """
+    The tokens that the model has sampled since the last tool results.
+
+    Args:
+        segments (`Sequence[Segment]`):
+            A completion so far.
+
+    Returns:
+        `list[int]`: The tokens, which may stand in several segments.
+    """
+    run = list(takewhile(lambda segment: segment.sampled, reversed(segments)))
+    return [token for segment in reversed(run) for token in segment.token_ids]
 
 
 def read_messages(segments: Sequence[Segment], parse: Callable[[Sequence[int]], Turn]) -> list[dict[str, Any]]:

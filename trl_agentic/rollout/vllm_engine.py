@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import entry_points
 from itertools import count
@@ -79,12 +79,13 @@ def prepare_cpu_platform(kv_cache_gib: int = 1) -> None:
 
 @dataclass
 class _Running:
-    """A request in flight: vLLM's id for it, the key of its entropies if it has any, and the tokens handed out."""
+    """A request in flight: vLLM's id for it, the key of its entropies if it has any, and the turn so far."""
 
     internal_id: str
     entropy_key: str | None
     stop: tuple[str, ...]
-    sampled: list[int] = field(default_factory=list)
+    turn_ids: list[int]
+    num_sampled: int = 0
 
 
 class VLLMEngine:
@@ -144,7 +145,7 @@ class VLLMEngine:
         internal_id = self._llm.llm_engine.add_request(request.id, prompt, params)
         if entropy_key is not None:
             STORE.open(entropy_key)
-        self._running[request.id] = _Running(internal_id, entropy_key, request.sampling.stop)
+        self._running[request.id] = _Running(internal_id, entropy_key, request.sampling.stop, list(request.turn_ids))
 
     def poll(self) -> list[Event]:
         """One step of vLLM: at most one new token for every running request; `[]` when nothing is in flight."""
@@ -178,13 +179,14 @@ class VLLMEngine:
         completion = output.outputs[0]
         token_ids, logprobs = tuple(completion.token_ids), sampled_logprobs(completion)
         reason = finish_reason(completion) if output.finished else None
-        first = len(running.sampled)
-        running.sampled.extend(token_ids)
-        if running.stop and (end := self._stop_texts(running.stop).find(running.sampled, len(token_ids))):
-            token_ids, logprobs, reason = token_ids[: end - first], logprobs[: end - first], "stop"
+        if running.stop:
+            running.turn_ids.extend(token_ids)
+            if end := self._stop_texts(running.stop).find(running.turn_ids, len(token_ids)):
+                token_ids, logprobs, reason = token_ids[:end], logprobs[:end], "stop"
         entropies = None
         if running.entropy_key is not None:
-            entropies = STORE.take(running.entropy_key, first, len(token_ids))
+            entropies = STORE.take(running.entropy_key, running.num_sampled, len(token_ids))
+        running.num_sampled += len(token_ids)
         if reason is not None:
             if not output.finished:
                 self._llm.llm_engine.abort_request([running.internal_id], internal=True)

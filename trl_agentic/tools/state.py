@@ -108,6 +108,8 @@ class ToolState:
             Seconds that took.
         num_mismatches (`int`):
             Replayed calls whose result differed.
+        is_closed (`bool`):
+            Whether what it owned is gone; the history stays.
         objects (`dict[int, Any]`):
             What the stateful tools are bound to, by the identity of the object that the user's tool is bound to.
     """
@@ -122,6 +124,7 @@ class ToolState:
         self.made_by: str | None = None
         self.fork_s = 0.0
         self.num_mismatches = 0
+        self.is_closed = False
         self.objects: dict[int, Any] = {}
         self._names = frozenset(origin.methods) | {tool.__name__ for tool in origin.tools}
 
@@ -193,6 +196,7 @@ class ToolState:
     def close(self) -> None:
         """Call `close()` of the environment and of the tools' objects, where their class defines it."""
         owned, self.objects, self.environment = [self.environment, *self.objects.values()], {}, None
+        self.is_closed = True
         for each in owned:
             if callable(inspect.getattr_static(type(each), "close", None)):
                 each.close()

@@ -96,7 +96,7 @@ def copy_state(parent: ToolState, child: ToolState) -> None:
     start = time.perf_counter()
     child.observation = parent.observation
     child.broken = child.broken or parent.broken
-    if child.broken is None and len(child.history) == len(parent.history):
+    if child.broken is None and not parent.is_closed and len(child.history) == len(parent.history):
         _duplicate(parent, child)
     child.fork_s = time.perf_counter() - start
 

@@ -20,7 +20,7 @@ from ..rollout.path import Prompt
 from ..rollout.policy import BranchPolicy, NoBranching
 from ..rollout.trajectory_file import TrajectoryWriter
 from ..types import BranchTree
-from .arpo_config import ARPOConfig
+from .agentic_config import AgenticConfig
 from .checks import check_arguments, check_columns, check_engine, describe_first_rows, warn_without_spread
 from .colocated import awake, build_engine, extra_vllm_arguments
 from .environments import Environments, placeholder_dataset, with_weights
@@ -29,9 +29,11 @@ from .group_rows import mask_rows, shuffle_groups
 from .keep_trajectories import KeepTrajectories, scored_rows
 from .model_card import write_model_card
 from .non_finite import SkipNonFiniteSteps
+from .phase_times import PhaseTimes
 from .reward_guard import RewardGuard
 from .rollout_settings import dialect_for, make_loop, make_runtime
 from .rollout_states import RolloutStates
+from .scores import Scores
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -46,7 +48,9 @@ class AgenticTrainer(GRPOTrainer):
     advantage each token gets ([`AgenticTrainer.attribute`]).
     """
 
-    args: ARPOConfig
+    args: AgenticConfig
+    config_class: type[AgenticConfig]
+    phases: tuple[str, ...] = ("rollout", "sync")  # of an optimizer step, for the metrics
     card_results: str | None = None  # Markdown for the model card, such as a before/after table
     _last_loaded_step: int  # both of TRL's: the step whose weights the engine has, and the rows of a generation
     _buffered_inputs: list[dict[str, torch.Tensor]] | None
@@ -55,7 +59,7 @@ class AgenticTrainer(GRPOTrainer):
         self,
         model: str | PreTrainedModel,
         reward_funcs: Callable | str | PreTrainedModel | list[Any] | None = None,
-        args: ARPOConfig | None = None,
+        args: AgenticConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
         eval_dataset: Dataset | IterableDataset | DatasetDict | dict[str, Dataset] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
@@ -72,8 +76,8 @@ class AgenticTrainer(GRPOTrainer):
     ):
         if args is None:
             name = model if isinstance(model, str) else get_config_model_id(model.config)
-            args = ARPOConfig(f"{name.split('/')[-1]}-{self._name}")
-        check_arguments(type(self).__name__, args, tools, rollout_func, environment_factory)
+            args = self.config_class(f"{name.split('/')[-1]}-{self._name}")
+        check_arguments(type(self), args, tools, rollout_func, environment_factory)
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
         check_columns(functions, train_dataset)
         check_columns(functions, eval_dataset)
@@ -119,6 +123,8 @@ class AgenticTrainer(GRPOTrainer):
         self._has_described = False
         self.trajectory_writer = TrajectoryWriter(args.output_dir, rank=self.accelerator.process_index)
         self.add_callback(SkipNonFiniteSteps(self))
+        self.add_callback(times := PhaseTimes(self, self.phases))
+        self.times = times
         if args.save_trajectories:
             self.add_callback(KeepTrajectories(self))
 
@@ -171,7 +177,7 @@ class AgenticTrainer(GRPOTrainer):
         ]
         loop = make_loop(self, policy or NoBranching(), temperature)
         self._sync_weights()
-        with awake(self), profiling_context(self, "rollout"):
+        with awake(self), profiling_context(self, "rollout"), self.times.measured("rollout"):
             start = time.perf_counter()
             try:
                 trees = loop.run(planted)
@@ -199,7 +205,7 @@ class AgenticTrainer(GRPOTrainer):
         if self.state.global_step == self._last_loaded_step:
             return
         if self.use_vllm:
-            with profiling_context(self, "sync_weights"):
+            with profiling_context(self, "sync_weights"), self.times.measured("sync"):
                 self.vllm_generation.sync_weights()
         self._last_loaded_step = self.state.global_step
         self._model_version += 1
@@ -213,21 +219,13 @@ class AgenticTrainer(GRPOTrainer):
         trees = self._grow([group[0] for group in groups], size, policy)
         self.environments = self.rollout_states.instances()  # as TRL's `_calculate_rewards` looks for them
         batch = RolloutBatch.from_trees(trees, self.dialect, self._tokenizer.eos_token_id)
-        self._trees, self._batch = trees, batch
+        self._trees, self._batch, self._row_states = trees, batch, self.rollout_states.rows
         log_rollout(self, trees, batch)
         completions: list[Any] = batch.completions
         if not is_conversational({"prompt": prompts[0]}):
             completions = self._tokenizer.batch_decode(batch.completion_ids, skip_special_tokens=True)
-        return (
-            batch.prompt_ids,
-            batch.completion_ids,
-            batch.sampled_mask,
-            completions,
-            batch.logprobs,
-            batch.extra_fields,
-            None,
-            [],
-        )
+        tokens = (batch.prompt_ids, batch.completion_ids, batch.sampled_mask)
+        return *tokens, completions, batch.logprobs, batch.extra_fields, None, []
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Keep TRL's result, which attribution and the trajectories need."""
@@ -249,21 +247,25 @@ class AgenticTrainer(GRPOTrainer):
             output["num_items_in_batch"] = self.accelerator.gather(trained).sum()
         if not self.model.training:
             return output
-        start = self.accelerator.process_index * len(inputs)
-        rewards_per_func = self._rewards_per_func[start : start + len(inputs)]
-        weights = self.reward_weights.to(rewards_per_func.device)
-        rewards = (rewards_per_func * weights).nansum(dim=1)  # (B,)
-        rewards[rewards_per_func.isnan().all(dim=1)] = torch.nan
-        output["advantages"] = self.attribute(rewards, output["advantages"], output["completion_ids"].size(1))
+        scores = Scores.of(self, self._rewards_per_func)
+        output["advantages"] = self.attribute(scores.weighted, output["advantages"], output["completion_ids"].size(1))
         if not self._has_described:
             describe_first_rows(self._batch, self._tokenizer)
             check_engine(self, output)
             self._has_described = True
         warn_without_spread(self._metrics["train"])
-        if self.args.save_trajectories:
-            rows = scored_rows(self, rewards_per_func, rewards, output["advantages"])
-            self.trajectory_writer.write(self.state.global_step, rows)
+        self.keep(rows[::size], scores, output)
         return output
+
+    def keep(self, examples: list[dict[str, Any]], scores: Scores, output: dict[str, torch.Tensor]) -> None:
+        """Write what a generation came to: the row of each of its prompts, its scores, and what TRL's loss gets."""
+        if self.args.save_trajectories:
+            step, messages = self.state.global_step, self._batch.completions
+            rows = scored_rows(self, self._trees, messages, scores, output["advantages"], step, self._model_version)
+            self.trajectory_writer.write(step, rows)
+
+    def keep_rest(self) -> None:
+        """Write, at the end of training, what [`AgenticTrainer.keep`] has put off."""
 
     def _prepare_inputs(self, generation_batch):
         """As in TRL, but whole groups are shuffled, so that a micro-batch holds a contiguous piece of a tree."""

@@ -9,6 +9,7 @@ import torch
 from ..algorithms import attribute_advantages
 from ..rollout.policy import BranchPolicy, EntropyBranching, NoBranching
 from .agentic_trainer import AgenticTrainer
+from .arpo_config import ARPOConfig
 
 
 class ARPOTrainer(AgenticTrainer):
@@ -70,6 +71,8 @@ class ARPOTrainer(AgenticTrainer):
             option cannot work with a branching rollout.
     """
 
+    config_class = ARPOConfig
+    args: ARPOConfig
     _tag_names = ["trl", "arpo"]
     _name = "ARPO"
     _paper = {

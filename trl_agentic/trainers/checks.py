@@ -12,7 +12,6 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..rollout.batch import RolloutBatch
-from .arpo_config import ARPOConfig
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
@@ -39,34 +38,36 @@ TRAINER_COLUMNS = frozenset(
 )
 
 
-def check_arguments(trainer: str, args: Any, tools: Any, rollout_func: Any, environment_factory: Any) -> None:
+def check_arguments(
+    trainer: type[AgenticTrainer], args: Any, tools: Any, rollout_func: Any, environment_factory: Any
+) -> None:
     """
     Refuse at once what a trainer of this package cannot work with.
 
     Args:
-        trainer (`str`):
-            Name of the trainer, for messages.
+        trainer (`type[AgenticTrainer]`):
+            The trainer's class.
         args, tools, rollout_func, environment_factory:
             Arguments of its constructor.
 
     Raises:
-        TypeError: If `args` is no [`ARPOConfig`], or `tools` no list.
+        TypeError: If `args` is not of the trainer's configuration class, or `tools` no list.
         ValueError: If there are neither tools nor environments, or there is a rollout of the user's own.
     """
-    if not isinstance(args, ARPOConfig):
-        raise TypeError(f"`args` must be an `ARPOConfig`, got `{type(args).__name__}`.")
+    if not isinstance(args, trainer.config_class):
+        raise TypeError(f"`args` must be an `{trainer.config_class.__name__}`, got `{type(args).__name__}`.")
     if tools and not isinstance(tools, Sequence):
         raise TypeError(f"`tools` must be a list of functions, got `{type(tools).__name__}`. Pass tools=[...].")
     if not tools and not environment_factory:
         raise ValueError(
-            f"{trainer} needs `tools`, a list of functions that the model may call, or an `environment_factory`, "
-            "since trajectories branch at tool results. Pass tools=[...], or use trl.GRPOTrainer to train without "
-            "tools."
+            f"{trainer.__name__} needs `tools`, a list of functions that the model may call, or an "
+            "`environment_factory`, since its trajectories branch around tool calls. Pass tools=[...], or use "
+            "trl.GRPOTrainer to train without tools."
         )
     if rollout_func is not None:
         raise ValueError(
-            f"{trainer} brings its own rollout and does not take `rollout_func`. Pass plain functions as `tools` or "
-            "an `environment_factory`, or use trl.GRPOTrainer."
+            f"{trainer.__name__} brings its own rollout and does not take `rollout_func`. Pass plain functions as "
+            "`tools` or an `environment_factory`, or use trl.GRPOTrainer."
         )
 
 

@@ -12,19 +12,19 @@ from trl.generation import vllm_generation
 
 from ..rollout.engine import Engine
 from ..rollout.transformers_engine import TransformersEngine
-from .arpo_config import ARPOConfig
+from .agentic_config import AgenticConfig
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
 
 
 @contextmanager
-def extra_vllm_arguments(args: ARPOConfig) -> Iterator[None]:
+def extra_vllm_arguments(args: AgenticConfig) -> Iterator[None]:
     """
     Bind `vllm_engine_kwargs`, and what exact entropies need, to the engine that TRL builds within.
 
     Args:
-        args ([`ARPOConfig`]):
+        args ([`AgenticConfig`]):
             Configuration of the trainer.
     """
     if not args.use_vllm:

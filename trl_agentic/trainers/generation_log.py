@@ -77,5 +77,19 @@ def log_rollout(trainer: AgenticTrainer, trees: list[BranchTree], batch: Rollout
         metrics[name].append(value)
     local = rollout_metrics(trees) | state_metrics(trainer.rollout_states.owned) | trainer.runtime.metrics
     local["rollout/tokens_per_s"] = local["rollout/sampled_tokens"] / trainer._rollout_s
-    for name, value in merge_metrics(gather_object([local])).items():
+    log_merged(trainer, local)
+
+
+def log_merged(trainer: AgenticTrainer, local: Mapping[str, float]) -> None:
+    """
+    Log metrics of all processes as one; each of them has to call this.
+
+    Args:
+        trainer ([`AgenticTrainer`]):
+            The trainer.
+        local (`Mapping[str, float]`):
+            The metrics of this process.
+    """
+    metrics = trainer._metrics["train" if trainer.model.training else "eval"]
+    for name, value in merge_metrics(gather_object([dict(local)])).items():
         metrics[name].append(value)

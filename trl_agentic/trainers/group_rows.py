@@ -32,6 +32,21 @@ def shuffle_groups(batch: dict[str, torch.Tensor], num_generations: int) -> dict
     return {key: value[order.to(value.device)] if value.dim() else value for key, value in batch.items()}
 
 
+def joined_rows(micro_batches: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """
+    The rows of some micro-batches, one after the other.
+
+    Args:
+        micro_batches (`Sequence[dict[str, torch.Tensor]]`):
+            Batches with the same entries.
+
+    Returns:
+        `dict[str, torch.Tensor]`: Their tensors in one; scalars are left out.
+    """
+    names = [name for name, value in micro_batches[0].items() if isinstance(value, torch.Tensor) and value.dim()]
+    return {name: torch.cat([each[name] for each in micro_batches]) for name in names}
+
+
 def mask_rows(batch: dict[str, torch.Tensor], is_masked: Sequence[bool]) -> torch.Tensor:
     """
     Leave rows out of the loss, in both masks together.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback
 
+from ..rollout.batch import TRUNCATING
 from ..rollout.trajectory_file import trajectory_rows
+from ..types import BranchTree
+from .scores import Scores
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +45,8 @@ class KeepTrajectories(TrainerCallback):
         self._merge()
 
     def on_train_end(self, args, state, control, **kwargs):
-        """Merge everything."""
+        """Merge everything, what was rolled out and not trained any more included."""
+        self.trainer.keep_rest()
         self._merge()
 
     def _merge(self) -> None:
@@ -51,38 +56,53 @@ class KeepTrajectories(TrainerCallback):
 
 
 def scored_rows(
-    trainer: AgenticTrainer, rewards_per_func: torch.Tensor, rewards: torch.Tensor, advantages: torch.Tensor
+    trainer: AgenticTrainer,
+    trees: Sequence[BranchTree],
+    messages: Sequence[list[dict[str, Any]]],
+    scores: Scores,
+    advantages: torch.Tensor | None,
+    step: int,
+    model_version: int,
+    firsts: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
     """
-    The rows of a generation, scores included.
+    The rows of some trees, scores included.
 
     Args:
         trainer ([`AgenticTrainer`]):
-            The trainer that has just scored it.
-        rewards_per_func (`torch.Tensor`):
-            Reward of each row by each function, of shape `(B, F)`; NaN where it did not score.
-        rewards (`torch.Tensor`):
-            Weighted rewards, of shape `(B,)`.
-        advantages (`torch.Tensor`):
-            Of shape `(B,)` or `(B, T)`.
+            The trainer that has just scored them.
+        trees (`Sequence[BranchTree]`):
+            The trees, with `B` trajectories to be kept. Everything below follows their order.
+        messages (`Sequence[list[dict]]`):
+            Chat messages of each completion.
+        scores ([`Scores`]):
+            Their rewards.
+        advantages (`torch.Tensor`, *optional*):
+            Of shape `(B,)` or `(B, T)`; `None` if they are not trained.
+        step (`int`), model_version (`int`):
+            Generation step at which the trees were planted, and the weights that sampled.
+        firsts (`Sequence[int]`, *optional*):
+            Trajectories at the beginning of each tree that are left out.
 
     Returns:
         `list[dict]`: One row per trajectory; its advantages are null where it is left out of the loss.
     """
-    batch = trainer._batch
-    if advantages.dim() == 1:
-        advantages = advantages.unsqueeze(1).expand(-1, max(map(len, batch.completion_ids)))  # (B, T)
+    kept = [t for number, tree in enumerate(trees) for t in tree.trajectories[firsts[number] if firsts else 0 :]]
     masks = trainer.args.mask_truncated_completions
-    columns = zip(trainer.reward_func_names, rewards_per_func.T.tolist(), strict=True)
+    per_row: list[list[float] | None] = [None] * len(kept)
+    if advantages is not None:
+        width = max([1, *(len(trajectory.token_ids) for trajectory in kept)])
+        values = advantages if advantages.dim() == 2 else advantages.unsqueeze(1).expand(-1, width)  # (B, T)
+        trained = [not (masks and trajectory.status in TRUNCATING) for trajectory in kept]
+        per_row = [row if is_trained else None for row, is_trained in zip(values.tolist(), trained, strict=True)]
+    columns = zip(trainer.reward_func_names, scores.by_function.T.tolist(), strict=True)
     return trajectory_rows(
-        trainer._trees,
-        step=trainer.state.global_step,
-        model_version=trainer._model_version,
-        messages=batch.completions,
-        rewards=rewards.tolist(),
+        trees,
+        step=step,
+        model_version=model_version,
+        messages=messages,
+        rewards=scores.weighted.tolist(),
         reward_functions=dict(columns),
-        advantages=[
-            None if masks and truncated else row
-            for truncated, row in zip(batch.is_truncated, advantages.tolist(), strict=True)
-        ],
+        advantages=per_row,
+        firsts=firsts,
     )

@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 UNKNOWN_BASE = "[None](https://huggingface.co/None)"
 VERSIONS_HEADING = "### Framework versions"
 
-SETTINGS = (
-    "num_generations",
-    "initial_rollouts",
-    "beam_size",
-    "entropy_window",
-    "branch_gate",
-    "entropy_weight",
-    "advantage_attribution",
+SETTINGS = (  # beside those that the trainer's configuration class defines itself
     "tool_dialect",
     "max_tool_calling_iterations",
     "max_completion_length",
@@ -61,7 +54,7 @@ def write_model_card(
         base_model=base if base and not Path(base).is_dir() else None,
         dataset_name=dataset_name,
         results=trainer.card_results,
-        settings={name: vars(trainer.args)[name] for name in SETTINGS},
+        settings={name: vars(trainer.args)[name] for name in (*trainer.config_class.__annotations__, *SETTINGS)},
     )
     card.save(folder / "README.md")
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..rollout.dialect import Dialect
 from ..rollout.dialects import make_dialect
 from ..rollout.engine import SamplingSettings
-from ..rollout.loop import Limits, RolloutLoop
+from ..rollout.limits import Limits
+from ..rollout.loop import RolloutLoop
 from ..rollout.policy import BranchPolicy
 from ..tools import ResultCache, ToolRuntime
 

@@ -11,7 +11,7 @@ from ..rollout.batch import depth_first_order
 from ..tools import ToolRuntime
 from ..tools.state import ToolState
 from ..types import BranchTree
-from .arpo_config import ARPOConfig
+from .agentic_config import AgenticConfig
 from .environments import Environments
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class RolloutStates:
             What there is.
         runtime ([`~trl_agentic.tools.ToolRuntime`]):
             Runs what the user's classes do.
-        args ([`ARPOConfig`]):
+        args ([`AgenticConfig`]):
             Its `rollout_timeout_s` bounds the time from the resets to the last fork, its `tool_timeout_s` each one.
 
     Attributes:
@@ -38,7 +38,7 @@ class RolloutStates:
             The environment of each prompt, where they have names.
     """
 
-    def __init__(self, environments: Environments, runtime: ToolRuntime, args: ARPOConfig):
+    def __init__(self, environments: Environments, runtime: ToolRuntime, args: AgenticConfig):
         assert args.rollout_timeout_s is not None, "the configuration sets it"
         self._environments = environments
         self._runtime = runtime
@@ -104,12 +104,36 @@ class RolloutStates:
         """
         orders = [depth_first_order(tree) for tree in trees]
         self.rows = [of_tree[place] for of_tree, order in zip(states, orders, strict=True) for place in order]
-        is_settled = self._runtime.settle(self.owned, self.remaining_s)
+        self._settle()
         self._check_forks(states)
-        if not is_settled:
-            for state in self.owned:
-                if not self._runtime.settle([state], 0.0):  # nobody may look at what is still changing
-                    state.broken = state.broken or "it was not ready when the rollout phase ended."
+
+    def reopen(self) -> None:
+        """Begin a phase in which branches are grown from rollouts whose own states are released."""
+        self._deadline = time.monotonic() + self._phase_s
+
+    def adopt(self, states: Sequence[ToolState | None]) -> None:
+        """
+        Take over the states of branches, so that they get closed, once nothing works on them any more.
+
+        Args:
+            states (`Sequence[ToolState | None]`):
+                State of each branch.
+        """
+        self.rows = [*self.rows, *states]
+        self._settle()
+        lost = [state for state in states if state is not None and state.made_by is None]
+        if lost:
+            logger.warning(
+                f"The state of {len(lost)} of {len(states)} branches could not be made anew, so they went on without. "
+                f"It is replayed: `reset` and the recorded calls must be repeatable. The first: {lost[0].broken}"
+            )
+
+    def _settle(self) -> None:
+        if self._runtime.settle(self.owned, self.remaining_s):
+            return
+        for state in self.owned:
+            if not self._runtime.settle([state], 0.0):  # nobody may look at what is still changing
+                state.broken = state.broken or "it was not ready when the rollout phase ended."
 
     def _check_forks(self, states: Sequence[Sequence[ToolState | None]]) -> None:
         """Say which environments could not be forked, one line per class: the model alone would know."""
@@ -131,9 +155,13 @@ class RolloutStates:
                 raise RuntimeError(f"{what}, so no rollout has a state. {remedy} The first: {failed[0].broken}")
             logger.warning(f"{what}, so their rollouts went on without. {remedy} The first: {failed[0].broken}")
 
-    def instances(self) -> list[Any] | None:
+    def instances(self, rows: Sequence[ToolState | None] | None = None) -> list[Any] | None:
         """
         The environment of each row, for reward functions.
+
+        Args:
+            rows (`Sequence[ToolState | None]`, *optional*):
+                The states of the rows; those of all by default.
 
         Returns:
             `list` or `None`:
@@ -148,7 +176,8 @@ class RolloutStates:
                 raise ValueError(state.conflict)
         if not self._environments.kinds:
             return None
-        return [None if state is None or state.broken is not None else state.environment for state in self.rows]
+        rows = self.rows if rows is None else rows
+        return [None if state is None or state.broken is not None else state.environment for state in rows]
 
     def release(self) -> None:
         """Close what is owned. What fails or hangs at that is given up."""

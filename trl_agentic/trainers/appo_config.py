@@ -1,0 +1,146 @@
+"""Configuration of [`APPOTrainer`]."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import get_args
+
+from ..algorithms.branch_scores import Combination
+from .agentic_config import AgenticConfig
+
+CHOICES = {
+    "branch_schedule": ("mini_batch", "rollout"),
+    "branch_score": get_args(Combination),
+    "branch_credit": ("dual_group", "prefix", "single_group"),
+}
+LEAST = {"branches_per_rollout": 0, "num_branch_rounds": 1, "score_clip": 0.0, "future_weight": 0.0}
+STEPS_PER_GENERATION = 8  # optimizer steps, as published
+
+
+@dataclass
+class APPOConfig(AgenticConfig):
+    r"""
+    Configuration class for the [`APPOTrainer`].
+
+    This class includes only the parameters that are specific to APPO training. Those of tools and rollouts are in
+    [`AgenticConfig`], all others in [`~trl.GRPOConfig`]. Note that default values in this class may differ from those
+    in [`~trl.GRPOConfig`]: `num_generations` is 4, and a generation lasts for 8 optimizer steps
+    (`steps_per_generation = 8 * gradient_accumulation_steps`), as in the paper. With one optimizer step per generation
+    the policy has not moved when branch points are chosen, and the method is inert.
+
+    Parameters:
+        > Parameters that control branching
+
+        num_generations (`int`, *optional*, defaults to `4`):
+            Initial rollouts `N` per prompt. They alone are trained.
+        branches_per_rollout (`int`, *optional*, defaults to `3`):
+            Branch points `P` of each rollout. 0 samples no branches: the future advantage alone remains.
+        num_branch_rounds (`int`, *optional*, defaults to `1`):
+            Rounds `L`: in each, every rollout that there is gets `P` more branches, `N·(P + 1)^L` in all.
+        branch_schedule (`str`, *optional*, defaults to `"mini_batch"`):
+            `"mini_batch"` branches at the beginning of each optimizer step, with the policy of the moment (paper);
+            `"rollout"` once, after the rollout (released code).
+        branch_score (`str`, *optional*, defaults to `"product"`):
+            `"product"` of the z-scores of future value and entropy (paper), their `"sum"`, or `"entropy"` alone.
+        score_clip (`float`, *optional*, defaults to `0.2`):
+            The Branching Score sees future values clipped to `1 ± score_clip`.
+
+        > Parameters that control credit
+
+        branch_credit (`str`, *optional*, defaults to `"dual_group"`):
+            `"dual_group"` normalises a reward within the initial rollouts and within the branches, and averages
+            (paper); `"prefix"` adds to a token what the branches behind it are worth (released code);
+            `"single_group"` normalises within all of them together.
+        future_half_life (`float`, *optional*, defaults to `32.0`):
+            Sampled tokens after which a log-ratio counts half in the future value: `γ = 2^(−1/future_half_life)`.
+        future_weight (`float`, *optional*, defaults to `0.5`):
+            Weight `b` of the future advantage; 0 for none.
+        future_clip (`list[float]`, *optional*, defaults to `[1.0, 1.2]`):
+            Bounds of the future value in the future advantage.
+        released_safeguards (`bool`, *optional*, defaults to `False`):
+            Whether to hold extreme ratios as the released code does.
+    """
+
+    num_generations: int = field(default=4, metadata={"help": "Initial rollouts N per prompt, which are trained."})
+    branches_per_rollout: int = field(default=3, metadata={"help": "Branch points P of each rollout."})
+    num_branch_rounds: int = field(default=1, metadata={"help": "Rounds of branching."})
+    branch_schedule: str = field(
+        default="mini_batch", metadata={"help": "When to branch.", "choices": CHOICES["branch_schedule"]}
+    )
+    branch_score: Combination = field(
+        default="product", metadata={"help": "What ranks branch points.", "choices": CHOICES["branch_score"]}
+    )
+    score_clip: float = field(default=0.2, metadata={"help": "Clip of future values in the score."})
+    branch_credit: str = field(
+        default="dual_group", metadata={"help": "What branches teach.", "choices": CHOICES["branch_credit"]}
+    )
+    future_half_life: float = field(default=32.0, metadata={"help": "Half-life of log-ratios, in sampled tokens."})
+    future_weight: float = field(default=0.5, metadata={"help": "Weight b of the future advantage."})
+    future_clip: list[float] = field(
+        default_factory=lambda: [1.0, 1.2], metadata={"help": "Bounds of the future value in the advantage."}
+    )
+    released_safeguards: bool = field(default=False, metadata={"help": "Hold extreme ratios as the released code."})
+
+    def __post_init__(self):
+        if self.steps_per_generation is None and self.generation_batch_size is None:
+            self.steps_per_generation = STEPS_PER_GENERATION * self.gradient_accumulation_steps
+        super().__post_init__()
+        self._check_choices(CHOICES)
+        self._check_least(LEAST)
+        if self.future_half_life <= 0:
+            raise ValueError(f"`future_half_life` must be above 0 tokens, got {self.future_half_life}.")
+        if len(self.future_clip) != 2 or not 0 <= self.future_clip[0] <= self.future_clip[1]:
+            raise ValueError(
+                f"`future_clip` must be two bounds, lower first, such as [1.0, 1.2]; got {self.future_clip}."
+            )
+        if self.branches_per_rollout and self.scale_rewards != "group":
+            raise ValueError(
+                f"`scale_rewards={self.scale_rewards!r}` has no meaning for rewards of branches, which are normalised "
+                "within their groups. Leave it at 'group', or set `branches_per_rollout=0`."
+            )
+        if self.branches_per_rollout and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"`multi_objective_aggregation={self.multi_objective_aggregation!r}` is not defined for rewards of "
+                "branches, which are summed first. Leave it at 'sum_then_normalize', or set `branches_per_rollout=0`."
+            )
+        self._check_optimizer_steps()
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories `M` of a prompt in all, branches included."""
+        return self.num_generations * (self.branches_per_rollout + 1) ** self.num_branch_rounds
+
+    def describe_trajectories(self) -> str:
+        """How many trajectories a prompt gets, and where they come from, as a sentence."""
+        per_rollout, rounds = self.branches_per_rollout, self.num_branch_rounds
+        powers = f"({per_rollout} + 1)" + (f"^{rounds}" if rounds > 1 else "")
+        return (
+            f"{self.num_generations} * {powers} = {self.num_trajectories} trajectories of a prompt for each of its "
+            f"optimizer steps: {self.num_generations} that are trained, and up to "
+            f"{self.num_trajectories - self.num_generations} branches."
+        )
+
+    def _check_optimizer_steps(self) -> None:
+        """An optimizer step holds whole groups, and a generation whole optimizer steps."""
+        rows = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        if rows % self.num_generations:
+            raise ValueError(
+                f"An optimizer step of one process has per_device_train_batch_size * gradient_accumulation_steps = "
+                f"{self.per_device_train_batch_size} * {self.gradient_accumulation_steps} = {rows} rows, which must "
+                f"be a multiple of num_generations ({self.num_generations}): branches are grown and compared within "
+                "whole prompts. Change one of the three."
+            )
+        if self.steps_per_generation % self.gradient_accumulation_steps:
+            raise ValueError(
+                f"`steps_per_generation` ({self.steps_per_generation}) must be a multiple of "
+                f"`gradient_accumulation_steps` ({self.gradient_accumulation_steps}), so that an optimizer step uses "
+                "rollouts of one generation. Change one of the two."
+            )
+        if self.steps_per_generation * self.num_iterations == self.gradient_accumulation_steps:
+            warnings.warn(
+                "A generation lasts for one optimizer step, so the policy is the one that sampled it: all future "
+                "values are 1, and APPO reduces to branching by entropy. Raise `steps_per_generation` (the paper "
+                f"takes {STEPS_PER_GENERATION} optimizer steps).",
+                stacklevel=3,
+            )

@@ -1,0 +1,211 @@
+"""What a branch phase came to, in numbers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from ..algorithms import spearman
+from ..rollout.batch import mean_or_zero, rollout_metrics
+from ..types import BranchTree
+from .branch_points import Point, PolicyView
+
+logger = logging.getLogger(__name__)
+
+_TAG = re.compile(r"<(/?)(\w+)>")
+
+MAX_PAIRS = 1000  # points whose scores are compared with what came of them
+MIN_PAIRS = 100  # fewer say nothing
+
+
+def future_metrics(
+    view: PolicyView, score_clip: float, future_clip: Sequence[float], is_fresh: bool
+) -> dict[str, float]:
+    """
+    How far the policy has moved from the one that sampled.
+
+    Args:
+        view ([`~trl_agentic.trainers.branch_points.PolicyView`]):
+            The rollouts of an optimizer step.
+        score_clip (`float`), future_clip (`Sequence[float]`):
+            As in [`APPOConfig`].
+        is_fresh (`bool`):
+            Whether no optimizer step lies between: the ratios are 1 then, and nothing is to be measured.
+
+    Returns:
+        `dict[str, float]`: Metrics by name.
+    """
+    ratios, values = view.log_ratios[view.sampled_mask].exp(), view.future_values[view.sampled_mask]  # (S,)
+    if is_fresh or not len(values):
+        return {}
+    low, high = future_clip
+    return {
+        "appo/ratio": float(ratios.mean()),
+        "appo/ratio_std": float(ratios.std(correction=0)),
+        "appo/future_value": float(values.mean()),
+        "appo/future_value_std": float(values.std(correction=0)),
+        "appo/score_clip_fraction": float(((values - 1).abs() > score_clip).float().mean()),
+        "appo/future_clip_low_fraction": float((values < low).float().mean()),
+        "appo/future_clip_high_fraction": float((values > high).float().mean()),
+    }
+
+
+def branch_metrics(
+    trees: Sequence[BranchTree], firsts: Sequence[int], rewards: torch.Tensor, wanted: int
+) -> dict[str, float]:
+    """
+    Describe the branches of a phase.
+
+    Args:
+        trees (`Sequence[BranchTree]`):
+            The trees.
+        firsts (`Sequence[int]`):
+            Where the branches of this phase begin in each.
+        rewards (`torch.Tensor`):
+            Weighted reward of each branch, of shape `(K,)`.
+        wanted (`int`):
+            Branches that the configuration asks for.
+
+    Returns:
+        `dict[str, float]`:
+            Metrics by name. Those of the rollout loop and of the tools begin with `branches/`, and count what the
+            branches themselves sampled and called.
+    """
+    scored = rewards[~rewards.isnan()]
+    queries = Counter(
+        (tree.prompt_id, str(result.call.arguments))
+        for tree in trees
+        for trajectory in tree.trajectories
+        for result in trajectory.own_results
+        if result.call.name == "search"
+    )
+    metrics = {
+        "appo/branches": len(rewards) / max(1, len(trees)),
+        "appo/missing_branches": 1.0 - len(rewards) / wanted if wanted else 0.0,
+        "appo/branch_reward": float(scored.mean()) if len(scored) else 0.0,
+        "appo/branch_reward_std": float(scored.std(correction=0)) if len(scored) else 0.0,
+    }
+    if queries:
+        metrics["appo/duplicate_searches"] = 1.0 - len(queries) / queries.total()
+    described = rollout_metrics(trees, firsts)
+    return metrics | {f"branches/{name}": value for name, value in described.items() if not name.startswith("branch/")}
+
+
+def part_of_turn(text: str, tools: Iterable[str]) -> str:
+    """
+    The part of a turn that a text ends in, by the tags that are open there.
+
+    Args:
+        text (`str`):
+            What the model has said since the last tool result.
+        tools (`Iterable[str]`):
+            Names of the tools, which are tags in the tag dialect.
+
+    Returns:
+        `str`: `"thinking"`, `"call"`, `"answer"`, or `"text"` outside of all three.
+
+    Example:
+        ```python
+        >>> part_of_turn("<think> so </think> <search> capital of", ["search"])
+        'call'
+        ```
+    """
+    parts = {"think": "thinking", "answer": "answer", **dict.fromkeys(("tool_call", *tools), "call")}
+    part = "text"
+    for closing, name in _TAG.findall(text):
+        if name in parts:
+            part = "text" if closing else parts[name]
+    return part
+
+
+def place_metrics(places: Sequence[str]) -> dict[str, float]:
+    """
+    The share of branch points in each part of the text.
+
+    Args:
+        places (`Sequence[str]`):
+            `"thinking"`, `"call"`, `"answer"` or `"text"` for each point.
+
+    Returns:
+        `dict[str, float]`: Metrics by name.
+    """
+    return {
+        f"appo/points/{name}": mean_or_zero([float(place == name) for place in places])
+        for name in ("thinking", "call", "answer", "text")
+    }
+
+
+class ScoreCheck:
+    """
+    Whether rewards vary more where the Branching Score is higher, as the method assumes.
+
+    At a point there are two outcomes, that of the rollout and that of its branch: `(R - R')^2 / 2` estimates the
+    variance of the reward without bias.
+    """
+
+    def __init__(self):
+        self._pairs: deque[tuple[float, float]] = deque(maxlen=MAX_PAIRS)
+        self._has_warned = False
+
+    def add(self, pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+        """
+        Take up the points of a phase, and warn once when the assumption fails.
+
+        Args:
+            pairs (`Sequence[tuple[float, float]]`):
+                Score and reward variance of each point, of all processes.
+
+        Returns:
+            `dict[str, float]`: The rank correlation over the last 1,000 points, if there is one.
+        """
+        self._pairs.extend(pairs)
+        if len(self._pairs) < 2:
+            return {}
+        scores, variances = torch.tensor(self._pairs, dtype=torch.float64).T
+        correlation = spearman(scores, variances)
+        if math.isnan(correlation):
+            return {}
+        count = len(self._pairs)
+        # Under independence the coefficient has a standard deviation of 1 / sqrt(n - 1).
+        if count >= MIN_PAIRS and correlation < -1.96 / math.sqrt(count - 1) and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                f"At the last {count} branch points the reward varied less where the Branching Score was higher "
+                f"(rank correlation {correlation:.2f}), where APPO assumes the opposite. Compare with "
+                "branch_score='entropy', or with branches_per_rollout=0, which keeps the future advantage alone."
+            )
+        return {"appo/score_variance_correlation": correlation}
+
+
+def outcome_pairs(
+    points: Sequence[Point], tree: BranchTree, first: int, rewards: torch.Tensor
+) -> list[tuple[float, float]]:
+    """
+    Score and reward variance of each branch point of a tree.
+
+    Args:
+        points (`Sequence[Point]`):
+            The points, in the order of the branches.
+        tree ([`~trl_agentic.types.BranchTree`]):
+            The tree.
+        first (`int`):
+            Where the branches begin.
+        rewards (`torch.Tensor`):
+            Weighted reward of each trajectory of the tree, of shape `(M,)`; a point without both is left out.
+
+    Returns:
+        `list[tuple[float, float]]`: The pairs.
+    """
+    pairs = []
+    for number, point in enumerate(points, start=first):
+        branch = tree.trajectories[number]
+        assert (branch.parent, branch.fork) == (point.parent, point.position), "branches stand in the order of points"
+        variance = float(rewards[number] - rewards[point.parent]) ** 2 / 2
+        if not math.isnan(variance):
+            pairs.append((point.score, variance))
+    return pairs
