@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from word_tokenizer import WORDS, ids, word_tokenizer, words
 
 from trl_agentic.rollout.engine import Request, Script, ScriptedEngine
-from trl_agentic.trainers import ARPOConfig, ARPOTrainer
+from trl_agentic.trainers import APPOConfig, APPOTrainer, ARPOConfig, ARPOTrainer
 
 CALL = ids("need a <search> a </search>")
 ANSWERS = [ids(f"found {word} <answer> \\boxed{{ {word} }} </answer> <eos>") for word in "a b c d".split()]
@@ -81,38 +81,50 @@ def scripted_engine(seed: int = 0) -> ScriptedEngine:
     return ScriptedEngine(answer)
 
 
+OPTIONS = {
+    "use_vllm": False,
+    "num_generations": 4,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_steps": 2,
+    "max_completion_length": 64,
+    "num_tool_workers": 0,
+    "learning_rate": 1e-3,
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "gradient_checkpointing": False,
+}
+APPO_OPTIONS = {"branches_per_rollout": 3, "steps_per_generation": 8, "max_steps": 4}
+
+
 def config(output_dir, **options) -> ARPOConfig:
-    return ARPOConfig(
-        **(
-            {
-                "output_dir": str(output_dir),
-                "use_vllm": False,
-                "num_generations": 4,
-                "initial_rollouts": 4,
-                "per_device_train_batch_size": 4,
-                "gradient_accumulation_steps": 2,
-                "max_steps": 2,
-                "max_completion_length": 64,
-                "num_tool_workers": 0,
-                "learning_rate": 1e-3,
-                "report_to": "none",
-                "use_cpu": True,
-                "bf16": False,
-                "logging_steps": 1,
-                "save_strategy": "no",
-                "disable_tqdm": True,
-                "gradient_checkpointing": False,
-            }
-            | options
-        )
-    )
+    return ARPOConfig(**(OPTIONS | {"output_dir": str(output_dir), "initial_rollouts": 4} | options))
+
+
+def appo_config(output_dir, **options) -> APPOConfig:
+    """Generations of eight prompts, for four optimizer steps of two prompts each."""
+    return APPOConfig(**(OPTIONS | APPO_OPTIONS | {"output_dir": str(output_dir)} | options))
 
 
 def trainer(output_dir, engine=None, reward_funcs=length_reward, tools=(search,), train_dataset=None, **options):
-    return ARPOTrainer(
+    args = config(output_dir, **options)
+    return _trainer(ARPOTrainer, args, engine, reward_funcs, tools, train_dataset)
+
+
+def appo_trainer(output_dir, engine=None, reward_funcs=length_reward, tools=(search,), train_dataset=None, **options):
+    args = appo_config(output_dir, **options)
+    return _trainer(APPOTrainer, args, engine, reward_funcs, tools, train_dataset)
+
+
+def _trainer(trainer_class, args, engine, reward_funcs, tools, train_dataset):
+    return trainer_class(
         model=tiny_model_path(),
         reward_funcs=reward_funcs,
-        args=config(output_dir, **options),
+        args=args,
         train_dataset=dataset() if train_dataset is None else train_dataset,
         processing_class=word_tokenizer(),
         tools=list(tools),
