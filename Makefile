@@ -1,5 +1,5 @@
 # Every target creates .venv and installs into it first, once.
-.PHONY: help install train test test-all lint
+.PHONY: help install train train-appo test test-all lint
 
 BIN := .venv/bin
 THREADS ?= 2
@@ -13,6 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 help:
 	@echo "make train      train the tiny agent with ARPO on this machine's CPU (six minutes after installation; ARGS='--seed 2' adds options)"
+	@echo "make train-appo the same with APPO (at most 15 minutes)"
 	@echo "make test       linters and the fast tests (at most 20 minutes)"
 	@echo "make test-all   the same with the slow tests"
 	@echo "make lint       ruff and mypy alone"
@@ -23,6 +24,9 @@ install:
 
 train: install
 	$(LAUNCH) examples/train_arpo.py --config configs/arpo_tiny_geo_cpu.yaml $(ARGS)
+
+train-appo: install
+	$(LAUNCH) examples/train_appo.py --config configs/appo_tiny_geo_cpu.yaml $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

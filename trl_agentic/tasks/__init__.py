@@ -2,5 +2,15 @@
 
 from .datasets import check_answers, load_arpo
 from .geo import TINY_GEO, geo_documents, geo_tools, load_geo
+from .script import TaskArguments, load_task
 
-__all__ = ["TINY_GEO", "check_answers", "geo_documents", "geo_tools", "load_arpo", "load_geo"]
+__all__ = [
+    "TINY_GEO",
+    "TaskArguments",
+    "check_answers",
+    "geo_documents",
+    "geo_tools",
+    "load_arpo",
+    "load_geo",
+    "load_task",
+]
