@@ -31,6 +31,9 @@ from .policy import BranchPolicy
 
 logger = logging.getLogger(__name__)
 
+Tested = list[tuple[Path, BranchPoint]]
+Ended = list[tuple[Path, Event, tuple[ToolCall, ...]]]
+
 
 class RolloutLoop:
     """
@@ -86,8 +89,7 @@ class RolloutLoop:
         Roll out every prompt.
 
         Args:
-            prompts (`Sequence[Prompt]`):
-                The prompts.
+            prompts (`Sequence[Prompt]`): The prompts.
 
         Returns:
             `list[BranchTree]`: One tree per prompt, in order, with exactly `num_generations` trajectories each.
@@ -104,14 +106,18 @@ class RolloutLoop:
         """
         Add branches to finished trees, each from any token of its parent on and with the tool state of that position.
 
+        A branch has what its prefix has left of every budget. The policy decides nothing here.
+
         Args:
             trees (`Sequence[BranchTree]`), states (`Sequence[Sequence[ToolState | None]]`):
-                The trees, and the state of each of their trajectories.
-            forks (`Sequence[Sequence[Fork]]`):
-                Where branches start in each tree.
+                The trees, and the state of each of their trajectories, which may be closed.
+            forks (`Sequence[Sequence[Fork]]`): Where branches start in each tree.
 
         Returns:
-            `list[BranchTree]`: The trees, the new trajectories behind those that were there.
+            `list[BranchTree]`: The trees, the new trajectories behind those that were there, in the order of `forks`.
+
+        Raises:
+            ValueError: If a parent does not exist, or its token at a fork was not sampled. Nothing has begun then.
         """
         growths = [Growth.from_tree(*each) for each in zip(trees, forks, states, strict=True)]
         return self._grow(growths, partial(self._fork, growths, forks))
@@ -161,8 +167,8 @@ class RolloutLoop:
 
     def _advance(self) -> None:
         """Handle what the engine and the tools have to say."""
-        tested: list[tuple[Path, BranchPoint]] = []
-        ended: list[tuple[Path, Event, tuple[ToolCall, ...]]] = []
+        tested: Tested = []
+        ended: Ended = []
         for event in self.engine.poll():
             if (path := self._paths.get(event.request_id)) is not None:
                 self._receive(path, event, tested, ended)
@@ -175,13 +181,7 @@ class RolloutLoop:
                 self._resume(path, [*results, *map(refusal, path.refused)], tested)
         self._branch(tested)
 
-    def _receive(
-        self,
-        path: Path,
-        event: Event,
-        tested: list[tuple[Path, BranchPoint]],
-        ended: list[tuple[Path, Event, tuple[ToolCall, ...]]],
-    ) -> None:
+    def _receive(self, path: Path, event: Event, tested: Tested, ended: Ended) -> None:
         """Take the new tokens of one request."""
         path.extend(event.token_ids, event.logprobs, event.entropies)
         if event.finish_reason is None:
@@ -196,7 +196,7 @@ class RolloutLoop:
         self._probe(path, not goes_on, tested)
         return self._sample(path) if goes_on else ended.append((path, event, calls))
 
-    def _probe(self, path: Path, finished: bool, tested: list[tuple[Path, BranchPoint]]) -> None:
+    def _probe(self, path: Path, finished: bool, tested: Tested) -> None:
         """Measure the beginning of a segment once its window is full or the segment has ended."""
         entropies = path.segment_entropies
         if not self.policy.window or self.policy.signal != "after_result":
@@ -210,11 +210,11 @@ class RolloutLoop:
             point = self.policy.test(path.index, position, path.initial_entropy, self.policy.measure(entropies))
             tested.append((path, point))
 
-    def _branch(self, tested: list[tuple[Path, BranchPoint]]) -> None:
+    def _branch(self, tested: Tested) -> None:
         """Grant children to the points of one poll, the highest score first, as far as each tree's budget goes."""
         for path, point in sorted(tested, key=lambda item: (-item[1].score, item[1].trajectory)):
             granted = min(point.wanted, path.growth.num_missing)
-            path.growth.points.append(replace(point, granted=granted))
+            path.growth.note(replace(point, granted=granted))
             for _ in range(granted):
                 self._start(path.growth.branch(path, point.position))
         tested.clear()
@@ -240,7 +240,7 @@ class RolloutLoop:
         self._paths[path.calls_id] = path
         return self.runtime.submit(path.calls_id, path.calls, path.state)
 
-    def _resume(self, path: Path, results: list[ToolResult], tested: list[tuple[Path, BranchPoint]] | None) -> None:
+    def _resume(self, path: Path, results: list[ToolResult], tested: Tested | None) -> None:
         """Append the results of one turn and go on sampling; a turn without results to think about is not tested."""
         if path.state is not None:
             path.state.record(results)  # whole, as a replay will get them; what the model sees may be cut

@@ -10,7 +10,7 @@ from ..types import BranchPoint, BranchTree, CallStatus, Kind, Segment, Status, 
 from .turns import turn_ids
 
 Fork = tuple[int, int]
-"""Where a branch starts: position of its parent in the tree, and the number of completion tokens that it keeps."""
+"""Where a branch starts: position of its parent in the tree, and how many of the parent's tokens it keeps."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +204,7 @@ class Growth:
         self.prompt = prompt
         self.paths: list[Path] = []
         self.points: list[BranchPoint] = []
+        self._is_extension = False
 
     @classmethod
     def from_tree(cls, tree: BranchTree, forks: Sequence[Fork], states: Sequence[ToolState | None]) -> Growth:
@@ -220,9 +221,14 @@ class Growth:
 
         Returns:
             [`Growth`]: The tree in the making.
+
+        Raises:
+            ValueError: If a fork names no trajectory of the tree, or a token that was not sampled.
         """
+        for fork in forks:
+            _check_fork(tree, *fork)
         growth = cls(Prompt(tree.prompt_id, tree.prompt_ids, len(tree.trajectories) + len(forks)))
-        growth.points = list(tree.points)
+        growth.points, growth._is_extension = list(tree.points), True
         for trajectory, state in zip(tree.trajectories, states, strict=True):
             growth.paths.append(Path.from_trajectory(growth, trajectory, state))
         return growth
@@ -242,6 +248,11 @@ class Growth:
         path = Path(self, len(self.paths), kind, origin=self.prompt.state)
         self.paths.append(path)
         return path
+
+    def note(self, point: BranchPoint) -> None:
+        """Keep a tested point. Where branches were given, nobody asks for more, and there is no initial entropy."""
+        if not self._is_extension:
+            self.points.append(point)
 
     def branch(self, parent: Path, position: int) -> Path:
         """Start a path that shares the first `position` completion tokens with its parent."""
@@ -266,3 +277,21 @@ class Growth:
         """The finished tree."""
         trajectories = tuple(path.trajectory() for path in self.paths)
         return BranchTree(self.prompt.id, self.prompt.token_ids, trajectories, tuple(self.points))
+
+
+def _check_fork(tree: BranchTree, parent: int, position: int) -> None:
+    """Refuse to branch from what does not exist or was not sampled."""
+    start = f"A branch of prompt {tree.prompt_id!r} cannot start at token {position} of trajectory {parent}"
+    if not 0 <= parent < len(tree.trajectories):
+        raise ValueError(
+            f"{start}: the tree has {len(tree.trajectories)} trajectories. Name one of them by its position, from 0 "
+            "on; for a branch of a new branch, extend the tree a second time."
+        )
+    mask = tree.trajectories[parent].sampled_mask
+    if not 0 <= position < len(mask):
+        raise ValueError(f"{start}: it has {len(mask)} tokens. Pass the position of the token to be sampled anew.")
+    if not mask[position]:
+        raise ValueError(
+            f"{start}: that token belongs to a tool result. Pass the position of a sampled token, such as the first "
+            "one behind the result."
+        )

@@ -108,6 +108,8 @@ class ToolState:
             Seconds that took.
         num_mismatches (`int`):
             Replayed calls whose result differed.
+        num_sound (`int`):
+            Calls of the history, from the first on, after which the state was sound: a replay may lead so far.
         is_closed (`bool`):
             Whether what it owned is gone; the history stays.
         objects (`dict[int, Any]`):
@@ -124,6 +126,7 @@ class ToolState:
         self.made_by: str | None = None
         self.fork_s = 0.0
         self.num_mismatches = 0
+        self.num_sound = len(self.history)
         self.is_closed = False
         self.objects: dict[int, Any] = {}
         self._names = frozenset(origin.methods) | {tool.__name__ for tool in origin.tools}
@@ -158,6 +161,8 @@ class ToolState:
                 The results as the tools gave them, in the order of the calls: a replay is compared with them.
         """
         self.history += self._stateful(results)
+        if self.broken is None:
+            self.num_sound = len(self.history)
 
     def child(self, results: Sequence[ToolResult]) -> ToolState:
         """
@@ -174,7 +179,8 @@ class ToolState:
         history = self.history[: len(calls)]  # what was recorded is whole, what the model has seen may be cut
         assert calls == [result.call for result in history], "a branch begins with calls that its parent never made"
         child = ToolState(self.origin, history)
-        child.broken = self.broken
+        if len(history) > self.num_sound:
+            child.broken = self.broken
         return child
 
     def reset(self) -> None:

@@ -56,10 +56,10 @@ def start_fork(runtime: ToolRuntime, parent: ToolState, child: ToolState) -> Non
         parent ([`ToolState`]), child ([`ToolState`]):
             As in [`fork_state`].
     """
-    if len(child.history) == len(parent.history):
+    if len(child.history) == len(parent.history) and parent.broken is None:
         runtime.fork(parent, child, lambda: copy_state(parent, child))
     else:
-        child.observation = parent.observation  # its reset is long done: calls were made since
+        child.observation = parent.observation  # its reset is long done: it has made calls since, or was lost
     runtime.prepare(child, lambda: replay_state(child, runtime.perform), len(child.history))
 
 
@@ -150,9 +150,10 @@ def _replay(child: ToolState, perform: Perform) -> None:
             "column of the dataset, for instance), or give the environment a `fork()` method."
         )
         return
-    for recorded in child.history:
+    for place, recorded in enumerate(child.history):
         found = perform(recorded.call, child)
         if (found.status, found.content) != (recorded.status, recorded.content):
+            child.num_sound = place
             return _report(child, recorded, found)
 
 
