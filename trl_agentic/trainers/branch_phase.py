@@ -18,8 +18,10 @@ from ..tools.state_fork import state_metrics
 from ..types import BranchTree, Trajectory, cut
 from .branch_metrics import ScoreCheck, branch_metrics, outcome_pairs, part_of_turn, place_metrics
 from .branch_points import Point, PolicyView, points_of_branches, points_of_rollouts
+from .checks import check_engine
 from .colocated import awake
 from .generation_log import log_merged
+from .group_rows import padded_rows
 from .keep_trajectories import scored_rows
 from .rollout_settings import make_loop
 from .scores import Scores
@@ -82,6 +84,7 @@ class BranchPhase:
         self._check = ScoreCheck()
         self._planted_version = 0
         self.planted_step = -1
+        self._has_checked = False
         self.has_run = False
 
     def begin(self, examples: Sequence[dict[str, Any]], scores: Scores) -> None:
@@ -186,6 +189,8 @@ class BranchPhase:
         trainer.environments = trainer.rollout_states.instances([each.states[place] for each, place in scored])
         prompts = [each["prompt"] for each in inputs]
         scores = Scores.of(trainer, trainer._calculate_rewards(inputs, prompts, completions, batch.completion_ids))
+        if not self._has_checked and trainer._model_version > self._planted_version:
+            self._check_engine(batch)
         trainer._pending_extra_logs.clear()  # TRL's table of completions shows the rows that are trained
         start = 0
         for each in trees:
@@ -193,6 +198,15 @@ class BranchPhase:
             each.scores = each.scores.joined(scores[start:end])
             each.messages = each.messages + batch.completions[start:end]
             start = end
+
+    def _check_engine(self, batch: RolloutBatch) -> None:
+        """Once, when the policy has moved within a generation: have the branches been sampled by what it is now?"""
+        self._has_checked = True
+        trainer = self._trainer
+        rows = padded_rows(batch, batch.extra_fields["rollout_fork"], trainer._tokenizer.pad_token_id)
+        rows = {name: value.to(trainer.accelerator.device) for name, value in rows.items()}
+        gap = check_engine(trainer, rows, "branches under new weights", trainer.args.per_device_train_batch_size)
+        log_merged(trainer, {"appo/branch_logprob_gap": gap})
 
     def _log(self, trees: list[Growing], points: list[list[Point]], owned_metrics: dict[str, float]) -> None:
         """What the phase came to, for the metrics of this optimizer step."""

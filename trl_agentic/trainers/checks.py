@@ -158,7 +158,9 @@ def check_any_answer(reward_func: str, dataset: Dataset | IterableDataset) -> No
         logger.warning(f"{missing} of {len(dataset)} questions have no answer and will stay unscored.")
 
 
-def check_engine(trainer: AgenticTrainer, batch: Mapping[str, torch.Tensor], num_rows: int = 8) -> None:
+def check_engine(
+    trainer: AgenticTrainer, batch: Mapping[str, torch.Tensor], what: str = "rows", num_rows: int = 8
+) -> float:
     """
     Log how far the engine's log-probs lie from the trainer's on some rows, and warn if that is far.
 
@@ -166,9 +168,15 @@ def check_engine(trainer: AgenticTrainer, batch: Mapping[str, torch.Tensor], num
         trainer ([`AgenticTrainer`]):
             The trainer.
         batch (`Mapping[str, torch.Tensor]`):
-            A generation batch that its engine has sampled.
+            Rows that its engine has sampled: `prompt_ids`, `completion_ids`, their masks, `tool_mask` and
+            `sampling_per_token_logps`, as a generation batch has them.
+        what (`str`, *optional*, defaults to `"rows"`):
+            What they are, for the message.
         num_rows (`int`, *optional*, defaults to `8`):
             Rows to compare.
+
+    Returns:
+        `float`: Mean difference on sampled tokens, in nats.
     """
     rows = {name: value[:num_rows] for name, value in batch.items() if value.dim()}
     ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
@@ -180,13 +188,14 @@ def check_engine(trainer: AgenticTrainer, batch: Mapping[str, torch.Tensor], num
     sampled = (rows["completion_mask"] * rows["tool_mask"]).bool()  # (B, T)
     gap = (logps - rows["sampling_per_token_logps"])[sampled].abs()
     mean = gap.mean().item() if gap.numel() else 0.0
-    logger.info(f"Engine and trainer: log-probs of the first rows differ by {mean:.2g} nats on average.")
+    logger.info(f"Engine and trainer: log-probs of the first {what} differ by {mean:.2g} nats on average.")
     if mean > MAX_LOGPROB_GAP:
         logger.warning(
             f"The engine's log-probs differ from the trainer's by {mean:.2g} nats on average: the policy that samples "
             "is not quite the one that is trained. Give the engine the trainer's `dtype` in `vllm_engine_kwargs`, or "
             "keep `vllm_importance_sampling_correction` on."
         )
+    return mean
 
 
 def warn_without_spread(metrics: Mapping[str, list[Any]]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from trl.trainer.utils import pad
+
+from ..rollout.batch import RolloutBatch
 
 
 def shuffle_groups(batch: dict[str, torch.Tensor], num_generations: int) -> dict[str, torch.Tensor]:
@@ -45,6 +48,35 @@ def joined_rows(micro_batches: Sequence[dict[str, torch.Tensor]]) -> dict[str, t
     """
     names = [name for name, value in micro_batches[0].items() if isinstance(value, torch.Tensor) and value.dim()]
     return {name: torch.cat([each[name] for each in micro_batches]) for name in names}
+
+
+def padded_rows(batch: RolloutBatch, firsts: Sequence[int], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """
+    Rows as tensors, padded as TRL does it: prompts on the left, completions on the right.
+
+    Args:
+        batch ([`~trl_agentic.rollout.batch.RolloutBatch`]):
+            `B` rows.
+        firsts (`Sequence[int]`):
+            Tokens at the beginning of each completion that count as not sampled in `tool_mask`.
+        pad_token_id (`int`):
+            Stands in the padding.
+
+    Returns:
+        `dict[str, torch.Tensor]`:
+            `prompt_ids` and `prompt_mask`, and `completion_ids`, `completion_mask`, `tool_mask` and
+            `sampling_per_token_logps` of shape `(B, T)`.
+    """
+    prompts, completions = ([torch.tensor(ids) for ids in of] for of in (batch.prompt_ids, batch.completion_ids))
+    own = [[0] * first + mask[first:] for mask, first in zip(batch.sampled_mask, firsts, strict=True)]
+    return {
+        "prompt_ids": pad(prompts, pad_token_id, "left"),
+        "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
+        "completion_ids": pad(completions, pad_token_id),
+        "completion_mask": pad([torch.ones_like(ids) for ids in completions]),
+        "tool_mask": pad([torch.tensor(mask) for mask in own]),
+        "sampling_per_token_logps": pad([torch.tensor(logprobs) for logprobs in batch.logprobs]),
+    }
 
 
 def mask_rows(batch: dict[str, torch.Tensor], is_masked: Sequence[bool]) -> torch.Tensor:

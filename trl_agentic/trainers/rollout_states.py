@@ -45,7 +45,7 @@ class RolloutStates:
         self._phase_s = args.rollout_timeout_s
         self._close_s = args.tool_timeout_s
         self._deadline = time.monotonic() + self._phase_s
-        self._has_forked = False
+        self._has_forked = self._has_warned = False
         self.roots: list[ToolState | None] = []
         self.rows: list[ToolState | None] = []
         self.names: list[str | None] = []
@@ -122,7 +122,8 @@ class RolloutStates:
         self.rows = [*self.rows, *states]
         self._settle()
         lost = [state for state in states if state is not None and state.made_by is None]
-        if lost:
+        if lost and not self._has_warned:
+            self._has_warned = True
             logger.warning(
                 f"The state of {len(lost)} of {len(states)} branches could not be made anew, so they went on without. "
                 f"It is replayed: `reset` and the recorded calls must be repeatable. The first: {lost[0].broken}"
