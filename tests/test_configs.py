@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,27 +10,26 @@ import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from trl import ModelConfig, TrlParser
 
-from trl_agentic import ARPOConfig
+from trl_agentic import APPOConfig, ARPOConfig
+from trl_agentic.tasks import TaskArguments
+from trl_agentic.trainers.agentic_config import AgenticConfig
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 ACCELERATE = sorted((REPOSITORY / "configs" / "accelerate").glob("*.yaml"))
+FOR_8_GPUS = [path for path in RECIPES if "8xh100" in path.stem]
+OF_APPO = [path for path in RECIPES if path.stem.startswith("appo")]
 EACH_RECIPE = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 
-@pytest.fixture(scope="session")
-def example():
-    """`examples/train_arpo.py` as a module."""
-    spec = importlib.util.spec_from_file_location("train_arpo", REPOSITORY / "examples" / "train_arpo.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def config_class(path: Path) -> type[AgenticConfig]:
+    """What the recipe of a method configures."""
+    return {"arpo": ARPOConfig, "appo": APPOConfig}[path.stem.split("_")[0]]
 
 
-def parse(path: Path, example, output_dir: Path):
-    """The recipe as the example reads it; without GPUs, whose absence alone would be an error."""
-    parser = TrlParser((example.ScriptArguments, ARPOConfig, ModelConfig))
+def parse(path: Path, output_dir: Path):
+    """The recipe as its example reads it; without GPUs, whose absence alone would be an error."""
+    parser = TrlParser((TaskArguments, config_class(path), ModelConfig))
     flags = ["--config", str(path), "--use_cpu", "true", "--output_dir", str(output_dir)]
     return parser.parse_args_and_config(args=flags, fail_with_unknown_args=True)
 
@@ -56,17 +53,22 @@ def test_all_recipes_are_found():
     assert {path.stem for path in RECIPES} == {
         "arpo_tiny_geo_cpu",
         "arpo_smollm2_cpu",
-        "arpo_qwen3_8b_deepsearch_8xh100",
         "arpo_qwen2.5_7b_reasoning_8xh100",
+        "arpo_qwen3_8b_deepsearch_8xh100",
+        "appo_tiny_geo_cpu",
+        "appo_smollm2_cpu",
+        "appo_qwen2.5_7b_reasoning_8xh100",
+        "appo_qwen3_8b_deepsearch_8xh100",
+        "appo_qwen3_14b_deepsearch_8xh100",
     }
 
 
 @EACH_RECIPE
-def test_a_recipe_parses_and_no_key_is_unknown(path: Path, example, tmp_path: Path):
-    script_args, training_args, model_args = parse(path, example, tmp_path)
+def test_a_recipe_parses_and_no_key_is_unknown(path: Path, tmp_path: Path):
+    task_args, training_args, model_args = parse(path, tmp_path)
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert model_args.model_name_or_path == values["model_name_or_path"]
-    assert script_args.rewards == values["rewards"]
+    assert task_args.rewards == values["rewards"]
     assert training_args.learning_rate == values["learning_rate"]
     assert training_args.vllm_engine_kwargs == values["vllm_engine_kwargs"]
 
@@ -80,21 +82,22 @@ def test_every_reward_of_a_recipe_exists(path: Path):
 
 
 @EACH_RECIPE
-def test_a_misspelt_key_in_a_recipe_would_be_an_error(path: Path, example, tmp_path: Path):
-    misspelt = tmp_path / "misspelt.yaml"
+def test_a_misspelt_key_in_a_recipe_would_be_an_error(path: Path, tmp_path: Path):
+    misspelt = tmp_path / path.name
     misspelt.write_text(path.read_text(encoding="utf-8").replace("num_generations:", "num_generation:"))
     with pytest.raises(ValueError, match="num_generation"):
-        parse(misspelt, example, tmp_path)
+        parse(misspelt, tmp_path)
 
 
 @EACH_RECIPE
-def test_a_recipe_names_itself_in_its_launch_command(path: Path):
-    assert f"--config configs/{path.name}" in launch_command(path)
+def test_a_recipe_names_itself_and_its_example_in_its_launch_command(path: Path):
+    method = path.stem.split("_")[0]
+    assert f"examples/train_{method}.py --config configs/{path.name}" in launch_command(path)
 
 
 @EACH_RECIPE
-def test_whole_groups_stay_on_one_process_and_in_one_optimizer_step(path: Path, example, tmp_path: Path):
-    args = parse(path, example, tmp_path)[1]
+def test_whole_groups_stay_on_one_process_and_in_one_optimizer_step(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
     rows_per_process = args.per_device_train_batch_size * args.steps_per_generation
     rows_per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * world_size(path)
     assert rows_per_process % args.num_generations == 0
@@ -102,20 +105,55 @@ def test_whole_groups_stay_on_one_process_and_in_one_optimizer_step(path: Path, 
     assert args.steps_per_generation % args.gradient_accumulation_steps == 0
 
 
-@pytest.mark.parametrize("path", [path for path in RECIPES if "8xh100" in path.stem], ids=lambda path: path.stem)
-def test_published_batch_is_128_prompts_in_mini_batches_of_16(path: Path, example, tmp_path: Path):
-    args = parse(path, example, tmp_path)[1]
-    processes = world_size(path)
-    assert processes == 8
-    rows = args.per_device_train_batch_size * processes
-    assert rows * args.steps_per_generation == 128 * 16
-    assert rows * args.gradient_accumulation_steps == 16 * 16
-    assert (args.num_generations, args.initial_rollouts, args.learning_rate, args.beta) == (16, 8, 1e-6, 0.0)
+@pytest.mark.parametrize("path", FOR_8_GPUS, ids=lambda path: path.stem)
+def test_published_batch_is_128_prompts_in_mini_batches_of_16(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
+    assert world_size(path) == 8
+    rows, size = args.per_device_train_batch_size * 8, args.num_generations
+    assert rows * args.steps_per_generation == 128 * size
+    assert rows * args.gradient_accumulation_steps == 16 * size
+    assert args.steps_per_generation // args.gradient_accumulation_steps == 8  # optimizer steps a generation
+    assert (args.learning_rate, args.beta, args.epsilon) == (1e-6, 0.0, 0.2)
+    assert (args.max_completion_length, args.num_train_epochs) == (
+        (4096, 2) if "reasoning" in path.stem else (8192, 5)
+    )
+
+
+@pytest.mark.parametrize("path", FOR_8_GPUS, ids=lambda path: path.stem)
+def test_published_trees_have_16_trajectories_of_a_prompt(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
+    if isinstance(args, APPOConfig):
+        assert (args.num_generations, args.branches_per_rollout, args.num_trajectories) == (4, 3, 16)
+    else:
+        assert (args.num_generations, args.initial_rollouts) == (16, 8)
+
+
+@pytest.mark.parametrize("path", OF_APPO, ids=lambda path: path.stem)
+def test_an_optimizer_step_of_appo_holds_whole_prompts_on_each_process(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps % args.num_generations == 0
+
+
+@pytest.mark.parametrize("path", OF_APPO, ids=lambda path: path.stem)
+def test_no_recipe_of_appo_is_inert(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
+    assert args.steps_per_generation >= 2 * args.gradient_accumulation_steps
+
+
+@pytest.mark.parametrize("path", [path for path in OF_APPO if path in FOR_8_GPUS], ids=lambda path: path.stem)
+def test_what_the_recipes_for_gpus_write_out_are_the_defaults_of_appo(path: Path):
+    written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    defaults = vars(APPOConfig("unused", use_cpu=True, bf16=False))
+    names = set(APPOConfig.__annotations__) - {"steps_per_generation"}  # 8 optimizer steps, in micro-batches
+    assert names - set(written) == {"released_safeguards"}
+    assert {name: written[name] for name in names & set(written)} == {
+        name: defaults[name] for name in names & set(written)
+    }
 
 
 @EACH_RECIPE
-def test_prompt_and_completion_fit_the_context(path: Path, example, tmp_path: Path):
-    args = parse(path, example, tmp_path)[1]
+def test_prompt_and_completion_fit_the_context(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
     assert args.vllm_max_model_length > args.max_completion_length
 
 
