@@ -204,20 +204,19 @@ def rollout_metrics(trees: Sequence[BranchTree], firsts: Sequence[int] | None = 
         trees (`Sequence[BranchTree]`):
             The trees.
         firsts (`Sequence[int]`, *optional*):
-            Trajectories at the beginning of each tree that are left out; 0 by default.
+            Trajectories at the beginning of each tree that are left out; 0 by default. What the others share with
+            them counts as theirs, and a text that one of them had before is a repeated one.
 
     Returns:
         `dict[str, float]`: Metrics by name.
     """
-    starts = [0] * len(trees) if firsts is None else firsts
-    rows = [(tree, each) for tree, start in zip(trees, starts, strict=True) for each in tree.trajectories[start:]]
-    trajectories = [trajectory for _, trajectory in rows]
-    points = [point for tree in trees for point in tree.points]
+    places = list(zip(trees, [0] * len(trees) if firsts is None else firsts, strict=True))
+    trajectories = [trajectory for tree, first in places for trajectory in tree.trajectories[first:]]
+    points = [point for tree, first in places for point in tree.points if point.trajectory >= first]
     results = [result for trajectory in trajectories for result in trajectory.own_results]
     executed = [result for result in results if result.status in EXECUTED]
     kinds = Counter(trajectory.kind for trajectory in trajectories)
     statuses = Counter(trajectory.status for trajectory in trajectories)
-    texts = Counter((tree.prompt_id, *trajectory.token_ids) for tree, trajectory in rows)
     count = max(1, len(trajectories))
     metrics = {
         "branch/rate": kinds[Kind.BRANCH] / count,
@@ -230,13 +229,19 @@ def rollout_metrics(trees: Sequence[BranchTree], firsts: Sequence[int] | None = 
         "rollout/tool_calls": mean_or_zero([float(len(trajectory.results)) for trajectory in trajectories]),
         "rollout/executed_calls": len(executed) / count,
         "rollout/sampled_tokens": float(sum(_own_sampled(trajectory) for trajectory in trajectories)),
-        "rollout/equal_texts": sum(number - 1 for number in texts.values()) / count,
+        "rollout/equal_texts": sum(_num_repeats(tree, first) for tree, first in places) / count,
     }
     calls = [result for trajectory in trajectories for result in trajectory.results]
     failed = mean_or_zero([float(result.status is not CallStatus.OK) for result in calls])
     metrics |= {"tools/call_frequency": len(calls) / count, "tools/failure_frequency": failed}  # TRL's names
     metrics |= {f"rollout/status/{status.value}": statuses[status] / count for status in Status}
     return metrics | tool_metrics(results)
+
+
+def _num_repeats(tree: BranchTree, first: int) -> int:
+    """Trajectories from the `first` on whose text one before them has."""
+    texts = [tuple(trajectory.token_ids) for trajectory in tree.trajectories]
+    return len(texts) - len(set(texts)) - (first - len(set(texts[:first])))
 
 
 def _own_sampled(trajectory: Trajectory) -> int:

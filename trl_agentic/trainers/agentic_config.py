@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,7 +133,7 @@ class AgenticConfig(GRPOConfig):
         super().__post_init__()
         self._check_choices(CHOICES)
         self._check_least(LEAST)
-        if self.temperature <= 0:
+        if not self.temperature > 0:
             raise ValueError(f"`temperature` must be above 0 to train on what was sampled, got {self.temperature}.")
         if self.max_tool_calling_iterations is not None and self.max_tool_calling_iterations < 0:
             raise ValueError(
@@ -159,8 +160,10 @@ class AgenticConfig(GRPOConfig):
     def _check_least(self, least: Mapping[str, float]) -> None:
         for name, bound in least.items():
             value = vars(self)[name]
-            if value is None or value < bound:
+            if value is None or not value >= bound:
                 raise ValueError(f"`{name}` must be at least {bound}, got {value}.")
+            if value == math.inf:
+                raise ValueError(f"`{name}` must be finite, got {value}.")
 
     def _check_deadlines(self) -> None:
         """A slow rank must give up before the others stop waiting for it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -34,13 +36,16 @@ class APPOConfig(AgenticConfig):
 
         num_generations (`int`, *optional*, defaults to `4`):
             Initial rollouts `N` per prompt. They alone are trained.
+        steps_per_generation (`int`, *optional*):
+            Micro-batches of one generation. Defaults to `8 * gradient_accumulation_steps`, or to what
+            `generation_batch_size` gives.
         branches_per_rollout (`int`, *optional*, defaults to `3`):
             Branch points `P` of each rollout. 0 samples no branches: the future advantage alone remains.
         num_branch_rounds (`int`, *optional*, defaults to `1`):
             Rounds `L`: in each, every rollout that there is gets `P` more branches, `N·(P + 1)^L` in all.
         branch_schedule (`str`, *optional*, defaults to `"mini_batch"`):
             `"mini_batch"` branches at the beginning of each optimizer step, with the policy of the moment (paper);
-            `"rollout"` once, after the rollout (released code).
+            `"rollout"` once, after the rollout (released code), where all future values are 1 and the entropy decides.
         branch_score (`str`, *optional*, defaults to `"product"`):
             `"product"` of the z-scores of future value and entropy (paper), their `"sum"`, or `"entropy"` alone.
         score_clip (`float`, *optional*, defaults to `0.2`):
@@ -63,6 +68,9 @@ class APPOConfig(AgenticConfig):
     """
 
     num_generations: int = field(default=4, metadata={"help": "Initial rollouts N per prompt, which are trained."})
+    steps_per_generation: int | None = field(
+        default=None, metadata={"help": "Micro-batches of one generation; by default those of 8 optimizer steps."}
+    )
     branches_per_rollout: int = field(default=3, metadata={"help": "Branch points P of each rollout."})
     num_branch_rounds: int = field(default=1, metadata={"help": "Rounds of branching."})
     branch_schedule: str = field(
@@ -88,11 +96,15 @@ class APPOConfig(AgenticConfig):
         super().__post_init__()
         self._check_choices(CHOICES)
         self._check_least(LEAST)
-        if self.future_half_life <= 0:
-            raise ValueError(f"`future_half_life` must be above 0 tokens, got {self.future_half_life}.")
-        if len(self.future_clip) != 2 or not 0 <= self.future_clip[0] <= self.future_clip[1]:
+        if not 0 < self.future_half_life < math.inf:
             raise ValueError(
-                f"`future_clip` must be two bounds, lower first, such as [1.0, 1.2]; got {self.future_clip}."
+                f"`future_half_life` must be a finite number of tokens above 0, got {self.future_half_life}. For no "
+                "discount to speak of, set it far above `max_completion_length`."
+            )
+        if not _are_bounds(self.future_clip):
+            raise ValueError(
+                "`future_clip` must be two finite bounds of at least 0, the lower one first, such as [1.0, 1.2]; got "
+                f"{self.future_clip!r}."
             )
         if self.branches_per_rollout and self.scale_rewards != "group":
             raise ValueError(
@@ -113,34 +125,44 @@ class APPOConfig(AgenticConfig):
 
     def describe_trajectories(self) -> str:
         """How many trajectories a prompt gets, and where they come from, as a sentence."""
-        per_rollout, rounds = self.branches_per_rollout, self.num_branch_rounds
-        powers = f"({per_rollout} + 1)" + (f"^{rounds}" if rounds > 1 else "")
+        trained, rounds = self.num_generations, self.num_branch_rounds
+        powers = f"({self.branches_per_rollout} + 1)" + (f"^{rounds}" if rounds > 1 else "")
+        period = "optimizer step that it takes part in" if self.branch_schedule == "mini_batch" else "generation"
         return (
-            f"{self.num_generations} * {powers} = {self.num_trajectories} trajectories of a prompt for each of its "
-            f"optimizer steps: {self.num_generations} that are trained, and up to "
-            f"{self.num_trajectories - self.num_generations} branches."
+            f"{trained} * {powers} = {self.num_trajectories} trajectories of a prompt in each {period}: "
+            f"{trained} that are trained, and up to {self.num_trajectories - trained} branches."
         )
 
     def _check_optimizer_steps(self) -> None:
         """An optimizer step holds whole groups, and a generation whole optimizer steps."""
-        rows = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        accumulation, micro_batches = self.gradient_accumulation_steps, self.steps_per_generation
+        assert micro_batches is not None, "TRL sets it"
+        rows = self.per_device_train_batch_size * accumulation
         if rows % self.num_generations:
             raise ValueError(
                 f"An optimizer step of one process has per_device_train_batch_size * gradient_accumulation_steps = "
-                f"{self.per_device_train_batch_size} * {self.gradient_accumulation_steps} = {rows} rows, which must "
-                f"be a multiple of num_generations ({self.num_generations}): branches are grown and compared within "
-                "whole prompts. Change one of the three."
+                f"{self.per_device_train_batch_size} * {accumulation} = {rows} rows, which must be a multiple of "
+                f"num_generations ({self.num_generations}): branches are grown and compared within whole prompts. "
+                "Change one of the three."
             )
-        if self.steps_per_generation % self.gradient_accumulation_steps:
+        if micro_batches < 1 or micro_batches % accumulation:
             raise ValueError(
-                f"`steps_per_generation` ({self.steps_per_generation}) must be a multiple of "
-                f"`gradient_accumulation_steps` ({self.gradient_accumulation_steps}), so that an optimizer step uses "
-                "rollouts of one generation. Change one of the two."
+                f"`steps_per_generation` ({micro_batches}) must be a multiple of `gradient_accumulation_steps` "
+                f"({accumulation}), so that an optimizer step uses rollouts of one generation. Change one of the two."
             )
-        if self.steps_per_generation * self.num_iterations == self.gradient_accumulation_steps:
+        if micro_batches * self.num_iterations == accumulation and self._uses_future_values:
             warnings.warn(
-                "A generation lasts for one optimizer step, so the policy is the one that sampled it: all future "
-                "values are 1, and APPO reduces to branching by entropy. Raise `steps_per_generation` (the paper "
-                f"takes {STEPS_PER_GENERATION} optimizer steps).",
-                stacklevel=3,
+                "A generation lasts for one optimizer step, so the policy is still the one that sampled it: all "
+                "future values are 1, no token gets credit for its future, and branch points are chosen by entropy "
+                f"alone. Raise `steps_per_generation` from {micro_batches} to {STEPS_PER_GENERATION * accumulation}: "
+                f"{STEPS_PER_GENERATION} optimizer steps, as in the paper.",
+                stacklevel=4,
             )
+
+    @property
+    def _uses_future_values(self) -> bool:
+        return bool(self.future_weight or (self.branches_per_rollout and self.branch_score != "entropy"))
+
+
+def _are_bounds(values: Sequence[float]) -> bool:
+    return isinstance(values, list | tuple) and len(values) == 2 and 0 <= values[0] <= values[1] < math.inf

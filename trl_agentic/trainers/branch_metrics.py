@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..algorithms import spearman
-from ..rollout.batch import mean_or_zero, rollout_metrics
+from ..rollout.batch import EXECUTED, mean_or_zero, rollout_metrics
 from ..types import BranchTree
 from .branch_points import Point, PolicyView
 
@@ -21,6 +21,7 @@ _TAG = re.compile(r"<(/?)(\w+)>")
 
 MAX_PAIRS = 1000  # points whose scores are compared with what came of them
 MIN_PAIRS = 100  # fewer say nothing
+MIN_DEVIATIONS = 3.0  # the question is asked after each phase: with the usual 1.96, chance would answer it in the end
 
 
 def future_metrics(
@@ -73,16 +74,16 @@ def branch_metrics(
 
     Returns:
         `dict[str, float]`:
-            Metrics by name. Those of the rollout loop and of the tools begin with `branches/`, and count what the
-            branches themselves sampled and called.
+            Metrics by name. Those of the rollout loop and of the tools begin with `branches/`. They count what the
+            branches themselves sampled and called; `tool_calls` and the frequencies look at their whole paths.
     """
     scored = rewards[~rewards.isnan()]
     queries = Counter(
-        (tree.prompt_id, str(result.call.arguments))
+        (tree.prompt_id, str(sorted(result.call.arguments.items())))
         for tree in trees
         for trajectory in tree.trajectories
         for result in trajectory.own_results
-        if result.call.name == "search"
+        if result.call.name == "search" and result.status in EXECUTED
     )
     metrics = {
         "appo/branches": len(rewards) / max(1, len(trees)),
@@ -116,11 +117,13 @@ def part_of_turn(text: str, tools: Iterable[str]) -> str:
         ```
     """
     parts = {"think": "thinking", "answer": "answer", **dict.fromkeys(("tool_call", *tools), "call")}
-    part = "text"
+    opened: list[str] = []
     for closing, name in _TAG.findall(text):
-        if name in parts:
-            part = "text" if closing else parts[name]
-    return part
+        if name in parts and not closing:
+            opened.append(name)
+        elif name in opened:
+            del opened[opened.index(name) :]  # with what was opened inside and never closed
+    return parts[opened[-1]] if opened else "text"
 
 
 def place_metrics(places: Sequence[str]) -> dict[str, float]:
@@ -171,8 +174,8 @@ class ScoreCheck:
         if math.isnan(correlation):
             return {}
         count = len(self._pairs)
-        # Under independence the coefficient has a standard deviation of 1 / sqrt(n - 1).
-        if count >= MIN_PAIRS and correlation < -1.96 / math.sqrt(count - 1) and not self._has_warned:
+        bound = -MIN_DEVIATIONS / math.sqrt(count - 1)  # its deviation where the two are independent
+        if count >= MIN_PAIRS and correlation < bound and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 f"At the last {count} branch points the reward varied less where the Branching Score was higher "

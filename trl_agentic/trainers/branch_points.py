@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from ..algorithms import branch_candidates, branching_scores, select_branch_poin
 from ..types import BranchTree
 from .appo_config import APPOConfig
 
-_WORD = re.compile(r"[^\W_]")
+_PART_OF_CHARACTER = "\ufffd"  # what a tokenizer shows for bytes that are no character by themselves
 
 
 def blank_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> torch.Tensor:
@@ -32,10 +32,15 @@ def blank_tokens(tokenizer: PreTrainedTokenizerBase, size: int) -> torch.Tensor:
             Of shape `(V,)`, `bool`. Special tokens and ids without a text are blank; a token that holds part of a
             character is not, since it may be part of a word.
     """
-    special = set(tokenizer.all_special_ids)
-    texts = tokenizer.batch_decode([[token] for token in range(min(size, len(tokenizer)))])
-    blank = [token in special or not (_WORD.search(text) or "\ufffd" in text) for token, text in enumerate(texts)]
+    tokens = [[token] for token in range(min(size, len(tokenizer)))]
+    texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
+    blank = [not any(map(_is_of_word, text)) for text in texts]
     return torch.tensor(blank + [True] * (size - len(blank)))
+
+
+def _is_of_word(character: str) -> bool:
+    # Letters, numbers, and marks: vowel signs, of which many scripts have tokens of their own.
+    return unicodedata.category(character)[0] in "LNM" or character == _PART_OF_CHARACTER
 
 
 @dataclass(frozen=True)
@@ -131,6 +136,8 @@ def points_of_branches(tree: BranchTree, first: int, blank: torch.Tensor, num_po
     """
     Choose points of a further round in the tokens that branches sampled themselves, by the z-score of their entropy.
 
+    Where a branch itself starts it is not branched from again: that would be a second branch of its parent.
+
     Args:
         tree ([`~trl_agentic.types.BranchTree`]):
             The tree.
@@ -142,7 +149,8 @@ def points_of_branches(tree: BranchTree, first: int, blank: torch.Tensor, num_po
             Points of each branch.
 
     Returns:
-        `list[Point]`: The points, at most `num_points` times the branches.
+        `list[Point]`:
+            The points, at most `num_points` times the branches. None at tokens whose entropy the engine did not tell.
     """
     branches = tree.trajectories[first:]
     shape = (len(branches), max([1, *map(len, branches)]))
@@ -151,7 +159,8 @@ def points_of_branches(tree: BranchTree, first: int, blank: torch.Tensor, num_po
     for row, branch in enumerate(branches):
         end = len(branch)
         entropies[row, :end] = torch.tensor([value or 0.0 for value in branch.entropies], dtype=torch.float64)
-        own[row, branch.fork : end] = torch.tensor(branch.sampled_mask[branch.fork :], dtype=torch.bool)
+        known = [value is not None for value in branch.entropies]
+        own[row, branch.fork : end] = torch.tensor(known[branch.fork :], dtype=torch.bool)
         is_blank[row, :end] = blank[branch.token_ids]
     scores = branching_scores(entropies, torch.ones_like(entropies), own, combine="entropy")
     candidates = branch_candidates(entropies, torch.ones_like(entropies), own, is_blank, combine="entropy")
@@ -159,6 +168,8 @@ def points_of_branches(tree: BranchTree, first: int, blank: torch.Tensor, num_po
     places = list(range(first, len(tree.trajectories)))
     for row, place in enumerate(places):
         free[row, _starts(tree, first, place)] = False
+        fork = tree.trajectories[place].fork
+        free[row, fork : fork + 1] = False
     chosen = select_branch_points(scores, candidates & free, num_points, entropies=entropies, eligible=free)
     return _points(places, chosen, scores)
 
