@@ -1,0 +1,102 @@
+"""What a training script loads for its flags."""
+
+import json
+import logging
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import HfArgumentParser
+
+from trl_agentic.tasks import TaskArguments, load_task
+from trl_agentic.tools import BM25Search
+
+CACHE = {"capital of Peru": "Page 1: Lima is the capital of Peru."}
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """Three questions in the authors' schema, of which two are the same."""
+    rows = [
+        {
+            "data_source": "made_up",
+            "prompt": [{"content": question, "role": "user"}],
+            "ability": "qa",
+            "reward_model": {"ground_truth": answer, "style": "rule"},
+        }
+        for question, answer in [("Capital of Peru?", "Lima"), ("Capital of Peru?", "Lima"), ("Capital of Chad?", "N")]
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "questions.parquet")
+    return str(tmp_path / "questions.parquet")
+
+
+def test_by_default_geo_is_trained_on_in_english_and_nothing_is_held_out():
+    train, held_out, tools = load_task(TaskArguments())
+    assert len(train) > 3000 and held_out is None
+    assert train[0]["prompt"][0]["content"].endswith("?")
+    assert [tool.__name__ for tool in tools] == ["search", "python"]
+
+
+def test_geo_gives_as_many_questions_as_asked_for_and_holds_out_others():
+    train, held_out, _ = load_task(TaskArguments(geo_rendering="compact", num_train_questions=7, num_eval_questions=5))
+    assert (len(train), len(held_out)) == (7, 5)
+    assert not set(train["question_id"]) & set(held_out["question_id"])
+    assert train[0]["prompt"][0]["content"].startswith("what is ")
+
+
+def test_a_corpus_beside_geo_is_said_not_to_be_read(caplog):
+    with caplog.at_level(logging.WARNING, "trl_agentic"):
+        load_task(TaskArguments(num_train_questions=1, search_corpus="nowhere.json"))
+    assert "`search_corpus` is not read" in caplog.text
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["the authors' JSON", "a saved index"])
+def test_other_questions_are_searched_for_in_a_corpus(questions, tmp_path, saved):
+    corpus = tmp_path / "corpus.json"
+    if saved:
+        BM25Search.from_arpo_cache(write(corpus)).save(corpus := tmp_path / "index")
+    else:
+        write(corpus)
+    train, held_out, tools = load_task(TaskArguments(dataset=questions, search_corpus=str(corpus)))
+    assert train["answer"] == [["Lima"], ["N"]], "repeated questions are dropped"
+    assert held_out is None
+    search, python = tools
+    assert "Lima is the capital" in search("capital Peru") and python.__name__ == "python"
+
+
+def write(path):
+    path.write_text(json.dumps(CACHE))
+    return path
+
+
+@pytest.mark.parametrize(("asked", "loaded"), [(1, 1), (9, 2)])
+def test_the_first_questions_are_used_or_all_if_there_are_fewer(questions, tmp_path, asked, loaded):
+    corpus = str(write(tmp_path / "corpus.json"))
+    train, _, _ = load_task(TaskArguments(dataset=questions, search_corpus=corpus, num_train_questions=asked))
+    assert train["answer"][:1] == [["Lima"]] and len(train) == loaded
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rewards": ["arpo_reward", "arpo_rewards"]}, r"no rewards \['arpo_rewards'\]. Choose from .*'arpo_reward'"),
+        ({"num_eval_samples": 0}, "`num_eval_samples` must be at least 1, got 0"),
+        ({"geo_rendering": "german"}, "Unknown rendering 'german'"),
+        ({"dataset": "x.parquet"}, "`search_corpus` is needed"),
+        (
+            {"dataset": "x.parquet", "search_corpus": "y.json", "num_eval_questions": 5},
+            "set `num_eval_questions` to 0",
+        ),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_loaded_is_refused_with_a_remedy(options, message):
+    with pytest.raises(ValueError, match=message):
+        load_task(TaskArguments(**options))
+
+
+def test_each_option_is_a_flag_with_a_help_text():
+    parser = HfArgumentParser(TaskArguments)
+    (parsed,) = parser.parse_args_into_dataclasses(["--rewards", "arpo_reward", "format_share_reward"])
+    assert parsed == TaskArguments(rewards=["arpo_reward", "format_share_reward"])
+    assert all(field.metadata["help"] for field in TaskArguments.__dataclass_fields__.values())
