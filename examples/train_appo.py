@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, ProgressCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_agentic import APPOConfig, APPOTrainer, rewards
-from trl_agentic.evaluation import HeldOutQuestions, plot_training_curves
+from trl_agentic.evaluation import APPO_PANELS, HeldOutQuestions, plot_training_curves
 from trl_agentic.hub import push_trajectories
 from trl_agentic.tasks import TaskArguments, load_task
 from trl_agentic.tools import sandbox_report
@@ -61,7 +61,7 @@ def main(task_args: TaskArguments, training_args: APPOConfig, model_args: ModelC
     if is_main:
         folder = Path(training_args.output_dir)
         (folder / "log_history.json").write_text(json.dumps(trainer.state.log_history))
-        plot_training_curves(trainer.state.log_history, folder / "curves.png")
+        plot_training_curves(trainer.state.log_history, folder / "curves.png", APPO_PANELS)
     if held_out is not None:
         questions.report()
     trainer.create_model_card()

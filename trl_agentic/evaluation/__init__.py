@@ -1,12 +1,13 @@
 """How good a policy is, how sure that is, and how it got there."""
 
-from .curves import Panel, plot_training_curves
+from .curves import APPO_PANELS, Panel, plot_training_curves
 from .held_out import HeldOutQuestions
 from .metrics import Gain, accuracy_by, paired_bootstrap, pass_at_k
 from .report import BeforeAfter, GainRow
 from .runner import Accuracy, measure_accuracy
 
 __all__ = [
+    "APPO_PANELS",
     "Accuracy",
     "BeforeAfter",
     "Gain",

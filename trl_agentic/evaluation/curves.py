@@ -51,6 +51,29 @@ PANELS = (
     Panel("Rollout speed", "sampled tokens per second", {"rollout/tokens_per_s": "tokens/s"}),
 )
 
+"""What ARPO logs."""
+
+APPO_PANELS = (
+    Panel("Reward", "mean", {"reward": "rollouts", "appo/branch_reward": "their branches"}),
+    Panel("Tool calls", "calls", {"rollout/tool_calls": "per rollout", "branches/rollout/tool_calls": "per branch"}),
+    Panel(
+        "Where branches start",
+        "% of branch points",
+        {f"appo/points/{part}": part for part in ("thinking", "call", "answer", "text")},
+        scale=100,
+    ),
+    Panel("Policy against the one that sampled", "standard deviation of ratios", {"appo/ratio_std": "ratios"}),
+    Panel(
+        "Branching Score and reward variance", "rank correlation", {"appo/score_variance_correlation": "last points"}
+    ),
+    Panel(
+        "Where the time goes",
+        "seconds per optimizer step",
+        {f"time/{phase}_s": phase for phase in ("rollout", "score", "sync", "branch", "train")},
+    ),
+)
+"""What APPO logs."""
+
 
 def smooth(values: NDArray[np.float64], share: float = 0.1) -> NDArray[np.float64]:
     """

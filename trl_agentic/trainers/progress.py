@@ -8,13 +8,16 @@ SHOWN = {
     "reward": ("reward", "{:.2f}"),
     "tool calls": ("rollout/tool_calls", "{:.1f}"),
     "branches": ("branch/rate", "{:.0%}"),
+    "branch reward": ("appo/branch_reward", "{:.2f}"),
     "tokens/s": ("rollout/tokens_per_s", "{:,.0f}"),
 }
 
 
 class RolloutProgressCallback(ProgressCallback):
     """
-    The trainer's progress bar, with reward, tool calls, branch rate and sampled tokens per second.
+    The trainer's progress bar, with reward, tool calls, branch rate or branch reward, and sampled tokens per second.
+
+    A figure stays until it is logged anew, since a generation may last for many steps.
 
     Example:
         ```python
@@ -23,13 +26,19 @@ class RolloutProgressCallback(ProgressCallback):
         ```
     """
 
+    def __init__(self):
+        super().__init__()
+        self._shown: dict[str, str] = {}
+
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Show the figures of the last step beside the bar, in place of a line per step."""
+        """Show the latest figures beside the bar, in place of a line per step."""
         if state.is_world_process_zero and self.training_bar is not None and logs:
-            shown = {
+            self._shown |= {
                 title: form.format(logs[name])
                 for title, (name, form) in SHOWN.items()
                 if isinstance(logs.get(name), float)
             }
-            if shown:
-                self.training_bar.set_postfix(shown)
+            if "branch reward" in self._shown:
+                self._shown.pop("branches", None)  # all rollouts are initial ones there
+            if self._shown:
+                self.training_bar.set_postfix(self._shown)
