@@ -35,9 +35,7 @@ def record(trainer) -> list[Step]:
 
     def assigning(view, advantages):
         grown = trainer.branch_phase.trees_of(view)
-        steps.append(
-            Step(trainer.state.global_step, [each.tree for each in grown], [each.first for each in grown])
-        )
+        steps.append(Step(trainer.state.global_step, [each.tree for each in grown], [each.first for each in grown]))
         return assign(view, advantages)
 
     def computing(model, inputs):
@@ -85,21 +83,31 @@ def advantages_by_hand(step: Step, args, is_fresh: bool, reward=share_of_even_id
 
 
 def base_advantage(tree, first, rewards, place, position, args) -> float:
-    size = args.num_generations
-    initial, branches = rewards[:size], rewards[first:]
+    """0 for a rollout that was not scored; a branch that was not is in no group."""
+    if rewards[place] is None:
+        return 0.0
+    initial, branches = scored(rewards[: args.num_generations]), scored(rewards[first:])
     if args.branch_credit == "single_group" or not args.branches_per_rollout:
         return deviation(rewards[place], initial + branches)
     if args.branch_credit == "dual_group":
-        groups = [group for group in (initial, branches) if len(group) > 1 and statistics.stdev(group) > FLAT]
+        groups = [group for group in (initial, branches) if has_spread(group)]
         return statistics.fmean(deviation(rewards[place], group) for group in groups) if groups else 0.0
     shared = tree.shared_lengths()[place]
-    behind = [rewards[branch] for branch in range(first, len(rewards)) if shared[branch] > position]
+    behind = scored([rewards[branch] for branch in range(first, len(rewards)) if shared[branch] > position])
     credits = [deviation(value, branches) for value in behind]
     return deviation(rewards[place], initial) + (statistics.fmean(credits) if credits else 0.0)
 
 
+def scored(rewards) -> list[float]:
+    return [reward for reward in rewards if reward is not None]
+
+
+def has_spread(group: list[float]) -> bool:
+    return len(group) > 1 and statistics.stdev(group) > FLAT
+
+
 def deviation(value: float, group: list[float]) -> float:
-    return (value - statistics.fmean(group)) / (statistics.stdev(group) + 1e-4)
+    return (value - statistics.fmean(group)) / (statistics.stdev(group) + 1e-4) if has_spread(group) else 0.0
 
 
 def future_factor(position, logs, base, args) -> float:
