@@ -134,3 +134,13 @@ def test_values_that_are_not_finite_leave_a_gap(tmp_path):
     entries += [{"step": step, "rollout/tool_calls": float("nan")} for step in (1, 2)]
 
     assert size_of(plot_training_curves(entries, tmp_path / "curves.png")) == (690, 480)
+
+
+def test_every_series_of_a_panel_is_drawn_however_many_there_are(tmp_path):
+    entries = [{"step": step, **{f"m{number}": float(number) for number in range(8)}} for step in range(1, 5)]
+    drawn = [
+        ink(plot_training_curves(entries, tmp_path / "c.png", [Panel("x", "y", {f"m{n}": "" for n in range(count)})]))
+        for count in (2, 4, 8)
+    ]
+
+    assert drawn == sorted(set(drawn))

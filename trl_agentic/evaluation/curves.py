@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLORS = ("#1f5fa8", "#c8641b")
+COLORS = ("#1f5fa8", "#c8641b", "#2f8f4e", "#8e44ad", "#b03a2e", "#7f8c8d")
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def _series(log: Sequence[Mapping[str, Any]], panel: Panel) -> dict[str, tuple[N
 
 
 def _draw(axes: Axes, panel: Panel, series: Mapping[str, tuple[NDArray[np.float64], ...]]) -> None:
-    for color, (name, (steps, values)) in zip(COLORS, series.items(), strict=False):
+    for color, (name, (steps, values)) in zip(cycle(COLORS), series.items(), strict=False):
         marker = "o" if len(steps) == 1 else None  # a line through one point is invisible
         axes.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
         axes.plot(steps, smooth(values), color=color, linewidth=2, label=name, marker=marker)
