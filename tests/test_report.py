@@ -140,6 +140,6 @@ def test_every_series_of_a_panel_is_drawn_however_many_there_are(tmp_path):
     entries = [{"step": step, **{f"m{number}": float(number) for number in range(5)}} for step in range(1, 5)]
     panel = Panel("x", "y", {f"m{number}": str(number) for number in range(5)})
     with Image.open(plot_training_curves(entries, tmp_path / "curves.png", [panel])) as picture:
-        pixels = {"#%02x%02x%02x" % color for _, color in picture.convert("RGB").getcolors(1 << 24)}
+        pixels = {"#{:02x}{:02x}{:02x}".format(*color) for _, color in picture.convert("RGB").getcolors(1 << 24)}
 
     assert set(COLORS[:5]) <= pixels
