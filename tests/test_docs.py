@@ -54,6 +54,13 @@ def test_the_ablations_of_appo_are_options_with_values_that_it_takes(tmp_path):
         APPOConfig(str(tmp_path), use_cpu=True, bf16=False, **change)
 
 
+def test_the_readme_shows_what_the_tiny_recipe_of_appo_says_of_its_trees(tmp_path):
+    recipe = yaml.safe_load((REPOSITORY / "configs" / "appo_tiny_geo_cpu.yaml").read_text(encoding="utf-8"))
+    options = {name: value for name, value in recipe.items() if name in APPOConfig.__dataclass_fields__}
+    said = APPOConfig(**options | {"output_dir": str(tmp_path)}).describe_trajectories()
+    assert f"\n{said}\n" in (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
 def test_every_option_of_appo_is_described_with_its_default(tmp_path):
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", APPO, re.MULTILINE))
     assert set(rows) == set(APPOConfig.__annotations__)

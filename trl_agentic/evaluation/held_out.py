@@ -119,8 +119,10 @@ class HeldOutQuestions(TrainerCallback):
         np.savez(
             folder / "scores.npz",
             hops=self.questions["hops"],
-            **{f"before_{name}": accuracy.scores for name, accuracy in self.before.items()},
-            **{f"after_{name}": accuracy.scores for name, accuracy in after.items()},
+            before_sampled=self.before["sampled"].scores,
+            before_greedy=self.before["greedy"].scores,
+            after_sampled=after["sampled"].scores,
+            after_greedy=after["greedy"].scores,
         )
 
 

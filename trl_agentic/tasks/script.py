@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from datasets import Dataset
 
 from .. import rewards
 from ..tools import BM25Search, make_python_tool, make_search_tool
 from .datasets import load_arpo
-from .geo import geo_tools, load_geo
+from .geo import Rendering, geo_tools, load_geo
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +84,11 @@ def _load_geo_task(task_args: TaskArguments) -> tuple[Dataset, Dataset | None, l
     """The embedded questions, with a split that is held out."""
     if task_args.search_corpus is not None:
         logger.warning("Geo brings its own documents: `search_corpus` is not read.")
-    train = load_geo("train", task_args.geo_rendering, task_args.num_train_questions)
+    rendering = cast(Rendering, task_args.geo_rendering)  # `load_geo` refuses any other
+    train = load_geo("train", rendering, task_args.num_train_questions)
     num_questions = task_args.num_eval_questions
-    held_out = load_geo("test", task_args.geo_rendering, num_questions) if num_questions else None
-    return train, held_out, geo_tools(task_args.geo_rendering)
+    held_out = load_geo("test", rendering, num_questions) if num_questions else None
+    return train, held_out, geo_tools(rendering)
 
 
 def _load_searched_task(task_args: TaskArguments) -> tuple[Dataset, None, list[Callable]]:
