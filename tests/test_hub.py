@@ -98,6 +98,23 @@ def test_rows_follow_the_trees_in_order():
     assert [(row["prompt_id"], row["trajectory"]) for row in rows] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
 
 
+def test_trajectories_at_the_beginning_of_each_tree_may_be_left_out_and_positions_stay():
+    lists = {"messages": [[], []], "rewards": [1.0, 2.0], "advantages": [None, [0.5] * 5]}
+    trees = [small_tree("a"), small_tree("b"), small_tree("c")]
+    rows = trajectory_rows(
+        trees, step=0, model_version=0, reward_functions={"f": [3.0, 4.0]}, firsts=[1, 2, 1], **lists
+    )
+    assert [(row["prompt_id"], row["trajectory"], row["parent"]) for row in rows] == [("a", 1, 0), ("c", 1, 0)]
+    assert [(row["reward"], row["rewards"]["f"]) for row in rows] == [(1.0, 3.0), (2.0, 4.0)]
+    assert [row["advantages"] for row in rows] == [None, [0.5, 0.5, None, 0.5]]
+
+
+def test_what_is_left_out_has_no_entry_in_any_list():
+    lists = {"messages": [[], []], "rewards": [0.0, 0.0], "advantages": [None, None], "reward_functions": {}}
+    with pytest.raises(ValueError, match="Expected messages for each of 1 trajectories, got 2"):
+        trajectory_rows([small_tree()], step=0, model_version=0, firsts=[1], **lists)
+
+
 @pytest.mark.parametrize("name", ["messages", "rewards", "advantages", "f"])
 def test_a_list_that_does_not_match_the_trajectories_is_named(name):
     lists = {"messages": [[], []], "rewards": [0.0, 0.0], "advantages": [None, None], "f": [0.0, 0.0]}

@@ -2,7 +2,8 @@
 
 import torch
 
-from trl_agentic.trainers.group_rows import mask_rows, shuffle_groups
+from trl_agentic.rollout.batch import RolloutBatch
+from trl_agentic.trainers.group_rows import joined_rows, mask_rows, padded_rows, shuffle_groups
 
 
 def test_groups_move_whole_and_in_unison_and_scalars_stay():
@@ -20,3 +21,35 @@ def test_a_masked_row_is_zero_in_both_masks_and_the_rest_is_counted():
     assert batch["completion_mask"].tolist() == [[1, 1, 1], [0, 0, 0]]
     assert batch["tool_mask"].tolist() == [[1, 0, 1], [0, 0, 0]]
     assert left == 2
+
+
+def test_micro_batches_are_joined_in_their_order_without_scalars_and_other_things():
+    first = {"x": torch.tensor([[1, 2], [3, 4]]), "n": torch.tensor(7), "y": torch.tensor([1.0, 2.0]), "images": None}
+    second = {"x": torch.tensor([[5, 6]]), "n": torch.tensor(7), "y": torch.tensor([3.0]), "images": None}
+    joined = joined_rows([first, second])
+    assert {name: value.tolist() for name, value in joined.items()} == {
+        "x": [[1, 2], [3, 4], [5, 6]],
+        "y": [1.0, 2.0, 3.0],
+    }
+    assert joined_rows([first])["x"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_rows_are_padded_at_the_outside_and_what_they_inherited_is_not_their_own():
+    batch = RolloutBatch(
+        prompt_ids=[[5, 6], [7]],
+        completion_ids=[[1, 2, 3, 4], [8, 9]],
+        sampled_mask=[[1, 0, 1, 1], [1, 1]],
+        logprobs=[[-1.0, 0.0, -2.0, -3.0], [-4.0, -5.0]],
+        completions=[[], []],
+        extra_fields={},
+        is_truncated=[False, False],
+    )
+    rows = padded_rows(batch, [3, 0], pad_token_id=99)
+    assert {name: value.tolist() for name, value in rows.items()} == {
+        "prompt_ids": [[5, 6], [99, 7]],
+        "prompt_mask": [[1, 1], [0, 1]],
+        "completion_ids": [[1, 2, 3, 4], [8, 9, 99, 99]],
+        "completion_mask": [[1, 1, 1, 1], [1, 1, 0, 0]],
+        "tool_mask": [[0, 0, 0, 1], [1, 1, 0, 0]],
+        "sampling_per_token_logps": [[-1.0, 0.0, -2.0, -3.0], [-4.0, -5.0, 0.0, 0.0]],
+    }
