@@ -280,6 +280,7 @@ class AgenticTrainer(GRPOTrainer):
     def train(self, *args, **kwargs):
         """As in [`~transformers.Trainer`]; the engine takes the weights anew, before and after."""
         self._last_loaded_step = -1
+        self._step, self._buffered_inputs = 0, None  # an earlier call may have ended in mid-generation
         output = super().train(*args, **kwargs)
         self._last_loaded_step = -1  # `load_best_model_at_end` changes them without a step
         return output

@@ -82,7 +82,7 @@ class BranchPhase:
         self._trainer = trainer
         self._trees: list[Growing] = []
         self._check = ScoreCheck()
-        self._planted_version = 0
+        self._planted_version = self._grown_version = 0
         self.planted_step = -1
         self._has_checked = False
         self.has_run = False
@@ -161,6 +161,7 @@ class BranchPhase:
         sizes = [len(each.states) for each in trees]
         loop = make_loop(trainer, NoBranching())
         trainer._sync_weights()
+        self._grown_version = trainer._model_version
         with awake(trainer), trainer.times.measured("branch"):
             try:
                 grown = loop.extend([each.tree for each in trees], forks, [each.states for each in trees])
@@ -269,7 +270,7 @@ class BranchPhase:
             each.scores[first:end],
             advantages,
             step=self.planted_step,
-            model_version=self._trainer._model_version if first else self._planted_version,
+            model_version=self._grown_version if first else self._planted_version,
             firsts=[first],
         )
 
