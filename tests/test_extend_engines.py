@@ -16,7 +16,7 @@ from trl_agentic.rollout.transformers_engine import TransformersEngine
 from trl_agentic.types import Kind, Status
 
 BYTES = byte_tokenizer()
-VOCABULARY = BYTES.get_vocab()
+TAIL = BYTES.get_vocab()[">."]  # a token with the last character of a stop text
 FORCED = "xyz</search>"  # what the bigram model writes from any character of it on
 
 
@@ -27,7 +27,7 @@ def bytes_of(text: str) -> tuple[int, ...]:
 
 @pytest.fixture(scope="session")
 def bigram_path(tmp_path_factory) -> str:
-    """A model that writes `FORCED` on from any of its characters, and ends its message after anything else."""
+    """A model that writes `FORCED` on from any of its characters, then `TAIL`; anything else ends its message."""
     config = LlamaConfig(
         vocab_size=len(BYTES),
         hidden_size=320,
@@ -42,7 +42,7 @@ def bigram_path(tmp_path_factory) -> str:
     )
     model = LlamaForCausalLM(config)
     following = dict.fromkeys(range(len(BYTES)), BYTES.eos_token_id)
-    following |= dict(zip(bytes_of(FORCED), bytes_of(FORCED)[1:], strict=False))
+    following |= dict(zip(bytes_of(FORCED), (*bytes_of(FORCED)[1:], TAIL), strict=True))
     with torch.no_grad():
         # Neither attention nor MLP adds anything, so the last token alone decides: its embedding is a unit vector.
         model.model.layers[0].self_attn.o_proj.weight.zero_()
@@ -154,9 +154,17 @@ def test_a_stop_text_that_the_prefix_has_completed_does_not_end_the_branch(bigra
         return Script((*bytes_of(turn), *bytes_of("</think>b"), BYTES.eos_token_id))
 
     (tree,) = grown(written, prompt=[40, 41], dialect=dialect)
+    requests, submit = [], bigram_engine.submit
+
+    def noting_submit(request):
+        requests.append(request.id)
+        submit(request)
+
+    bigram_engine.submit = noting_submit
     with growing(None, engine=bigram_engine, dialect=dialect) as loop:
         (grown_on,) = loop.extend([tree], [[(0, len(turn)), (0, len(turn) - 1)]], [[None]])
-    behind, before = grown_on.trajectories[1:]
-    for branch in (behind, before):  # `</search>` stops the second one, which goes on, since that is no call
-        assert BYTES.decode(branch.token_ids) == f"{turn}<eos>"
+    for branch in grown_on.trajectories[1:]:
+        assert BYTES.decode(branch.token_ids) == f"{turn}>.<eos>"
         assert branch.results == [] and branch.status is Status.FINISHED
+    # The text stops the branch that completes it, which goes on since that is no call; the other one is never stopped.
+    assert sorted(requests) == ["0/1/1", "0/2/1", "0/2/2"]

@@ -9,7 +9,8 @@ How a branch gets the state of its branch point, in the first of three ways that
    so its state counts as lost: the mismatch is logged and counted, and the model reads so at its next call.
 
 A fork and a copy are made between two calls of the parent. A replay needs what was recorded and nothing else, so that
-the parent and its other branches go on meanwhile.
+the parent and its other branches go on meanwhile. It is the way, too, where the parent has gone past the branch point,
+is closed, or has lost its state since.
 """
 
 from __future__ import annotations
