@@ -155,7 +155,7 @@ def test_inherited_and_refused_searches_and_other_tools_are_no_duplicates():
 
 
 def test_the_order_of_arguments_makes_no_other_query():
-    call = ToolCall("search", {"top_k": 1, "query": "a"})
+    call = ToolCall("search", {"query": "a", "top_k": 1})
     swapped = Segment(ids("b"), False, results=(ToolResult(call, "b"),))
     tree = searching("p", (1, sampled("c"), searched("a", top_k=1)), (1, sampled("d"), swapped))
     assert duplicates(tree) == 0.25  # a and b of the rollouts; then one query twice
