@@ -151,7 +151,7 @@ class TrajectoryWriter:
 
         Args:
             step (`int`):
-                Generation step.
+                Step that the trainer is at: a run that resumes there or before does it again.
             rows (`Sequence[Mapping]`):
                 From [`trajectory_rows`].
         """

@@ -109,7 +109,8 @@ class APPOTrainer(AgenticTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if not self.model.training:
             return inputs
-        size, place = self.args.gradient_accumulation_steps, self._step % self.args.steps_per_generation
+        assert self._buffered_inputs is not None, "the base class has filled it"
+        size, place = self.args.gradient_accumulation_steps, self._step % len(self._buffered_inputs)
         if place % size == 0:
             self._assigned = self._with_advantages(self._buffered_inputs[place : place + size])
         return self._assigned[place % size]
@@ -122,9 +123,9 @@ class APPOTrainer(AgenticTrainer):
         if args.branches_per_rollout and args.branch_schedule == "mini_batch":
             phase.run(view)
         elif args.branches_per_rollout and not phase.has_run:
-            phase.run(self.view(joined_rows(self._buffered_inputs)))
+            phase.run(self.view(joined_rows(self._buffered_inputs or [])))
         advantages, kept = self.assign(view, rows["advantages"])
-        phase.keep(view, advantages)
+        phase.keep(view, advantages, kept)
         assigned = {"advantages": advantages, "tool_mask": rows["tool_mask"] * kept.unsqueeze(1)}
         parts = {name: values.split(args.per_device_train_batch_size) for name, values in assigned.items()}
         return [

@@ -149,11 +149,15 @@ class ScoreCheck:
 
     At a point there are two outcomes, that of the rollout and that of its branch: `(R - R')^2 / 2` estimates the
     variance of the reward without bias.
+
+    Args:
+        warns (`bool`, *optional*, defaults to `True`):
+            Whether this process is the one that warns.
     """
 
-    def __init__(self):
+    def __init__(self, warns: bool = True):
         self._pairs: deque[tuple[float, float]] = deque(maxlen=MAX_PAIRS)
-        self._has_warned = False
+        self._warns = warns
 
     def add(self, pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
         """
@@ -175,8 +179,8 @@ class ScoreCheck:
             return {}
         count = len(self._pairs)
         bound = -MIN_DEVIATIONS / math.sqrt(count - 1)  # its deviation where the two are independent
-        if count >= MIN_PAIRS and correlation < bound and not self._has_warned:
-            self._has_warned = True
+        if count >= MIN_PAIRS and correlation < bound and self._warns:
+            self._warns = False
             logger.warning(
                 f"At the last {count} branch points the reward varied less where the Branching Score was higher "
                 f"(rank correlation {correlation:.2f}), where APPO assumes the opposite. Compare with "

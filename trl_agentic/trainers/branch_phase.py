@@ -81,7 +81,7 @@ class BranchPhase:
     def __init__(self, trainer: APPOTrainer):
         self._trainer = trainer
         self._trees: list[Growing] = []
-        self._check = ScoreCheck()
+        self._check = ScoreCheck(warns=trainer.accelerator.is_main_process)
         self._planted_version = self._grown_version = 0
         self.planted_step = -1
         self._has_checked = False
@@ -235,7 +235,7 @@ class BranchPhase:
         text = self._trainer._tokenizer.decode(turn_ids(cut(trajectory.segments, position)), skip_special_tokens=False)
         return part_of_turn(text, [tool.__name__ for tool in self._trainer.rollout_tools])
 
-    def keep(self, view: PolicyView, advantages: torch.Tensor) -> None:
+    def keep(self, view: PolicyView, advantages: torch.Tensor, trained: torch.Tensor) -> None:
         """
         Write the rollouts that are trained now, once, and the branches of this optimizer step.
 
@@ -244,12 +244,19 @@ class BranchPhase:
                 The rollouts.
             advantages (`torch.Tensor`):
                 Of shape `(B,)` or `(B, T)`.
+            trained (`torch.Tensor`):
+                Which rows are in the loss, booleans of shape `(B,)`.
         """
         size = self._trainer.args.num_generations
         rows: list[dict[str, Any]] = []
-        for each, of_tree in zip(self.trees_of(view), advantages.split(size), strict=True):
+        parts = zip(self.trees_of(view), advantages.split(size), trained.split(size), strict=True)
+        for each, of_tree, is_trained in parts:
             if not each.num_kept:
-                rows += self._rows(each, size, of_tree)
+                initial = self._rows(each, size, of_tree)
+                rows += [
+                    row if is_kept else row | {"advantages": None}
+                    for row, is_kept in zip(initial, is_trained, strict=True)
+                ]
             rows += self._rows(each, len(each.tree.trajectories), None)
         self._write(rows)
 
@@ -275,5 +282,6 @@ class BranchPhase:
         )
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
+        """Under the step that is done, so that a run that resumes there does away with them."""
         if self._trainer.args.save_trajectories:
-            self._trainer.trajectory_writer.write(self.planted_step, rows)
+            self._trainer.trajectory_writer.write(self._trainer.state.global_step, rows)
