@@ -192,7 +192,8 @@ class BranchPhase:
         scores = Scores.of(trainer, trainer._calculate_rewards(inputs, prompts, completions, batch.completion_ids))
         if not self._has_checked and trainer._model_version > self._planted_version:
             self._check_engine(batch)
-        trainer._pending_extra_logs.clear()  # TRL's table of completions shows the rows that are trained
+        trainer._pending_extra_logs.clear()  # TRL's table and metrics describe the rows that are trained
+        trainer._pending_metrics.clear()
         start = 0
         for each in trees:
             end = start + len(each.tree.trajectories) - each.first
@@ -258,13 +259,14 @@ class BranchPhase:
                     for row, is_kept in zip(initial, is_trained, strict=True)
                 ]
             rows += self._rows(each, len(each.tree.trajectories), None)
-        self._write(rows)
+        # Under the step that is done, so that a run that resumes there does away with them.
+        self._write(self._trainer.state.global_step, rows)
 
     def keep_rest(self) -> None:
         """Write the rollouts that were never trained, since training ended before."""
         for each in self._trees:
             if not each.num_kept:
-                self._write(self._rows(each, len(each.tree.trajectories), None))
+                self._write(self.planted_step, self._rows(each, len(each.tree.trajectories), None))
         self._trees = []
 
     def _rows(self, each: Growing, end: int, advantages: torch.Tensor | None) -> list[dict[str, Any]]:
@@ -281,7 +283,6 @@ class BranchPhase:
             firsts=[first],
         )
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
-        """Under the step that is done, so that a run that resumes there does away with them."""
+    def _write(self, step: int, rows: list[dict[str, Any]]) -> None:
         if self._trainer.args.save_trajectories:
-            self._trainer.trajectory_writer.write(self._trainer.state.global_step, rows)
+            self._trainer.trajectory_writer.write(step, rows)
