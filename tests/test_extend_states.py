@@ -356,7 +356,7 @@ def test_an_engine_that_raises_leaves_the_states_of_parents_and_branches_in_the_
 # --- real Python, and everything at once
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_python_of_a_closed_session_is_run_again_up_to_the_branch_point():
     tokenizer = byte_tokenizer()
     tool = PythonEnvironment().python
@@ -370,7 +370,8 @@ def test_python_of_a_closed_session_is_run_again_up_to_the_branch_point():
         return Script(tuple(tokenizer(turns[num_results])["input_ids"][len(request.turn_ids) :]))
 
     dialect = TagDialect(tokenizer, [tool])
-    with growing(answer, tools=(tool,), dialect=dialect, workers=2, max_completion_length=2000) as loop:
+    options = {"workers": 2, "tool_timeout_s": 120.0, "max_completion_length": 2000}
+    with growing(answer, tools=(tool,), dialect=dialect, **options) as loop:
         grown = Grown(loop, Origin(PythonEnvironment, {}, method_names(PythonEnvironment)))
         grown.close()
         parent = grown.tree.trajectories[0]
@@ -378,6 +379,7 @@ def test_python_of_a_closed_session_is_run_again_up_to_the_branch_point():
         (state,) = grown.extend((0, behind_two + 10))
         branch = grown.tree.trajectories[1]
         grown.close()
+    assert [result.status for result in parent.results] == [CallStatus.OK] * 3
     assert [result.content for result in branch.results] == [result.content for result in parent.results]
     assert branch.results[2].content.split() == ["15", "15"]
     assert state.made_by == "replay" and state.broken is None and state.num_mismatches == 0

@@ -72,6 +72,20 @@ def test_the_kept_advantages_are_those_of_the_loss(tmp_path):
             assert all(value is None or value == pytest.approx(values[at]) for at, value in enumerate(of_row))
 
 
+def test_a_row_that_the_released_safeguards_leave_out_is_kept_without_advantages(tmp_path):
+    ours = appo_trainer(tmp_path, released_safeguards=True, learning_rate=0.1, lr_scheduler_type="constant")
+    steps = record(ours)
+    ours.train()
+    kept = {(row["prompt_id"], row["trajectory"]): row["advantages"] for row in table(tmp_path)}
+    dropped = 0
+    for step in steps:
+        for row, mask in enumerate(step.joined("tool_mask")):
+            is_dropped = kept[step.trees[row // 4].prompt_id, row % 4] is None
+            assert is_dropped == (mask.sum() == 0)
+            dropped += is_dropped
+    assert 0 < dropped < 32
+
+
 def test_model_versions_are_those_of_the_weights_that_sampled(tmp_path):
     appo_trainer(tmp_path, max_steps=6).train()
     versions = {0: set(), 4: set()}

@@ -51,7 +51,6 @@ PANELS = (
     ),
     Panel("Rollout speed", "sampled tokens per second", {"rollout/tokens_per_s": "tokens/s"}),
 )
-
 """What ARPO logs."""
 
 APPO_PANELS = (
