@@ -2,6 +2,7 @@
 
 import json
 import logging
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,3 +101,35 @@ def test_each_option_is_a_flag_with_a_help_text():
     (parsed,) = parser.parse_args_into_dataclasses(["--rewards", "arpo_reward", "format_share_reward"])
     assert parsed == TaskArguments(rewards=["arpo_reward", "format_share_reward"])
     assert all(field.metadata["help"] for field in TaskArguments.__dataclass_fields__.values())
+
+
+# --- demonstrations
+
+
+def test_demonstrations_stand_between_the_system_message_and_the_question(tmp_path):
+    shown = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "<answer> 2 </answer>"}]
+    (tmp_path / "shown.json").write_text(json.dumps(shown))
+    plain = load_task(TaskArguments(num_train_questions=2, num_eval_questions=2))
+    train, held_out, _ = load_task(
+        TaskArguments(num_train_questions=2, num_eval_questions=2, demonstrations=str(tmp_path / "shown.json"))
+    )
+    for with_them, without in ((train, plain[0]), (held_out, plain[1])):
+        for row, before in zip(with_them, without, strict=True):
+            system = [message for message in before["prompt"] if message["role"] == "system"]
+            assert row["prompt"] == [*system, *shown, *before["prompt"][len(system) :]]
+            assert row["answer"] == before["answer"]
+
+
+@pytest.mark.parametrize("content", ['{"role": "user"}', '["text"]', '[{"role": "user", "content": 3}]'])
+def test_demonstrations_that_are_no_messages_are_refused(tmp_path, content):
+    (tmp_path / "shown.json").write_text(content)
+    with pytest.raises(ValueError, match="`demonstrations` must be a JSON list of messages"):
+        load_task(TaskArguments(num_train_questions=1, demonstrations=str(tmp_path / "shown.json")))
+
+
+def test_the_demonstrations_that_come_with_the_recipes_are_right_themselves():
+    shown = json.loads((Path(__file__).parents[1] / "configs" / "demonstrations_tags.json").read_text())
+    assert [message["role"] for message in shown] == ["user", "assistant"] * 2
+    texts = "".join(message["content"] for message in shown[1::2])
+    assert all(texts.count(f"<{tag}>") == texts.count(f"</{tag}>") for tag in ("think", "search", "python", "answer"))
+    assert "print(17 * 23 + 4)" in texts and f"{17 * 23 + 4} </result>" in texts

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from datasets import Dataset
 
@@ -31,6 +32,9 @@ class TaskArguments:
         search_corpus (`str`, *optional*):
             Texts that `search` finds: a search cache of the ARPO authors (JSON) or a folder saved by
             [`~trl_agentic.tools.BM25Search`]. Geo brings its own documents.
+        demonstrations (`str`, *optional*):
+            JSON file with chat messages that show the format to a model that does not know it. They stand between the
+            system message and the question.
         rewards (`list[str]`, *optional*, defaults to `["arpo_reward"]`):
             Names of functions in `trl_agentic.rewards`.
         num_train_questions (`int`, *optional*):
@@ -50,6 +54,7 @@ class TaskArguments:
     dataset: str = field(default="geo", metadata={"help": "'geo', or a parquet file or Hub id in the ARPO schema."})
     geo_rendering: str = field(default="natural", metadata={"help": "'natural' or 'compact'."})
     search_corpus: str | None = field(default=None, metadata={"help": "Texts that the search tool finds."})
+    demonstrations: str | None = field(default=None, metadata={"help": "Chat messages (JSON) that show the format."})
     rewards: list[str] = field(default_factory=lambda: ["arpo_reward"], metadata={"help": "Reward functions."})
     num_train_questions: int | None = field(default=None, metadata={"help": "Use only the first questions."})
     num_eval_questions: int = field(default=0, metadata={"help": "Held-out questions before and after training."})
@@ -69,7 +74,7 @@ def load_task(task_args: TaskArguments) -> tuple[Dataset, Dataset | None, list[C
             Training questions, held-out questions if there are any, and the tools.
 
     Raises:
-        ValueError: If a reward does not exist, or if options do not fit each other.
+        ValueError: If a reward does not exist, if options do not fit each other, or if demonstrations are no messages.
     """
     if unknown := sorted(set(task_args.rewards) - set(rewards.__all__)):
         raise ValueError(
@@ -77,7 +82,13 @@ def load_task(task_args: TaskArguments) -> tuple[Dataset, Dataset | None, list[C
         )
     if task_args.num_eval_samples < 1:
         raise ValueError(f"`num_eval_samples` must be at least 1, got {task_args.num_eval_samples}.")
-    return _load_geo_task(task_args) if task_args.dataset == "geo" else _load_searched_task(task_args)
+    load = _load_geo_task if task_args.dataset == "geo" else _load_searched_task
+    train, held_out, tools = load(task_args)
+    if task_args.demonstrations is not None:
+        shown = _read_demonstrations(Path(task_args.demonstrations))
+        train = _with_demonstrations(train, shown)
+        held_out = None if held_out is None else _with_demonstrations(held_out, shown)
+    return train, held_out, tools
 
 
 def _load_geo_task(task_args: TaskArguments) -> tuple[Dataset, Dataset | None, list[Callable]]:
@@ -103,3 +114,28 @@ def _load_searched_task(task_args: TaskArguments) -> tuple[Dataset, None, list[C
     if task_args.num_train_questions is not None:
         train = train.select(range(min(task_args.num_train_questions, len(train))))
     return train, None, [make_search_tool(backend), make_python_tool()]
+
+
+def _read_demonstrations(path: Path) -> list[dict[str, str]]:
+    messages = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(messages, list) or not all(
+        isinstance(each, dict)
+        and {"role", "content"} == set(each)
+        and all(isinstance(part, str) for part in each.values())
+        for each in messages
+    ):
+        raise ValueError(
+            f"`demonstrations` must be a JSON list of messages with the texts `role` and `content`; {path} is not."
+        )
+    return messages
+
+
+def _with_demonstrations(questions: Dataset, shown: list[dict[str, str]]) -> Dataset:
+    """Each prompt with the messages behind its system message, if it has one."""
+
+    def insert(row: dict[str, Any]) -> dict[str, Any]:
+        prompt = row["prompt"]
+        start = int(prompt[0]["role"] == "system")
+        return {"prompt": [*prompt[:start], *shown, *prompt[start:]]}
+
+    return questions.map(insert)
