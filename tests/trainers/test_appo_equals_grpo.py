@@ -17,9 +17,12 @@ OPTIONS = [
     {"loss_type": "grpo", "scale_rewards": "none", "steps_per_generation": 8, "max_steps": 4},
     {"loss_type": "dr_grpo", "scale_rewards": "batch", "steps_per_generation": 4, "max_steps": 4},
     {"loss_type": "bnpo", "beta": 0.1, "use_bias_correction_kl": True, "steps_per_generation": 8, "max_steps": 4},
-    {"loss_type": "cispo", "epsilon_high": 5.0, "steps_per_generation": 4, "max_steps": 4},
-    {"multi_objective_aggregation": "normalize_then_sum", "steps_per_generation": 4, "max_steps": 4},
-    {"gradient_checkpointing": True, "top_entropy_quantile": 0.5, "steps_per_generation": 4, "max_steps": 4},
+    {
+        "gradient_checkpointing": True,
+        "multi_objective_aggregation": "normalize_then_sum",
+        "steps_per_generation": 4,
+        "max_steps": 4,
+    },
 ]
 
 
