@@ -34,7 +34,7 @@ def record(trainer) -> list[Step]:
     assign, compute = trainer.assign, trainer._compute_loss
 
     def assigning(view, advantages):
-        grown = trainer.branch_phase.trees_of(view)
+        grown = trainer.branch_phase.trees_of(view.rows)
         steps.append(Step(trainer.state.global_step, [each.tree for each in grown], [each.first for each in grown]))
         return assign(view, advantages)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from appo_records import advantages_by_hand, record, share_of_even_ids
-from tiny import appo_trainer, length_reward
+from tiny import appo_trainer, dataset, length_reward
 
 SAFEGUARDED = {"released_safeguards": True, "learning_rate": 0.1, "lr_scheduler_type": "constant"}
 VARIANTS = [
@@ -189,3 +189,8 @@ def test_branches_grow_anew_in_each_iteration_and_once_with_the_schedule_rollout
     assert list(sizes.values()) == [[16, 28]] * 4
     _, once = trained(tmp_path / "once", branch_schedule="rollout", **options)
     assert {len(tree.trajectories) for step in once for tree in step.trees} == {16}
+
+
+def test_a_dataset_that_does_not_fill_one_generation_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"takes 8 prompts .* = 32 / 4\), but the training dataset has 7"):
+        appo_trainer(tmp_path, train_dataset=dataset(7))

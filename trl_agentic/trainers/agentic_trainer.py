@@ -21,7 +21,7 @@ from ..rollout.policy import BranchPolicy, NoBranching
 from ..rollout.trajectory_file import TrajectoryWriter
 from ..types import BranchTree
 from .agentic_config import AgenticConfig
-from .checks import check_arguments, check_columns, check_engine, describe_first_rows, warn_without_spread
+from .checks import check_arguments, check_datasets, check_engine, describe_first_rows, warn_without_spread
 from .colocated import awake, build_engine, extra_vllm_arguments
 from .environments import Environments, placeholder_dataset, with_weights
 from .generation_log import log_rollout
@@ -79,8 +79,7 @@ class AgenticTrainer(GRPOTrainer):
             args = self.config_class(f"{name.split('/')[-1]}-{self._name}")
         check_arguments(type(self), args, tools, rollout_func, environment_factory)
         functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs] if reward_funcs else []
-        check_columns(functions, train_dataset)
-        check_columns(functions, eval_dataset)
+        check_datasets(args, functions, train_dataset, eval_dataset)
         environments = Environments(environment_factory, tools or [])
         functions = [*functions, *environments.reward_funcs]
         if train_dataset is None and environments.kinds:

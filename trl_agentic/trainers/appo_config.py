@@ -123,6 +123,11 @@ class APPOConfig(AgenticConfig):
         """Trajectories `M` of a prompt in all, branches included."""
         return self.num_generations * (self.branches_per_rollout + 1) ** self.num_branch_rounds
 
+    @property
+    def needs_policy(self) -> bool:
+        """Whether an option asks what the policy of the moment thinks of rollouts: else this is GRPO with tools."""
+        return bool(self.branches_per_rollout or self.future_weight or self.released_safeguards)
+
     def describe_trajectories(self) -> str:
         """How many trajectories a prompt gets, and where they come from, as a sentence."""
         trained, rounds = self.num_generations, self.num_branch_rounds

@@ -119,13 +119,16 @@ class APPOTrainer(AgenticTrainer):
         """Branch from the rows of an optimizer step, and give each of its tokens an advantage."""
         args, phase = self.args, self.branch_phase
         rows = joined_rows(micro_batches)
+        if not args.needs_policy:
+            phase.keep(rows["rollout_row"].tolist(), rows["advantages"], torch.ones_like(rows["rollout_row"]).bool())
+            return micro_batches
         view = self.view(rows)
         if args.branches_per_rollout and args.branch_schedule == "mini_batch":
             phase.run(view)
         elif args.branches_per_rollout and not phase.has_run:
             phase.run(self.view(joined_rows(self._buffered_inputs or [])))
         advantages, kept = self.assign(view, rows["advantages"])
-        phase.keep(view, advantages, kept)
+        phase.keep(view.rows, advantages, kept)
         assigned = {"advantages": advantages, "tool_mask": rows["tool_mask"] * kept.unsqueeze(1)}
         parts = {name: values.split(args.per_device_train_batch_size) for name, values in assigned.items()}
         return [
@@ -211,7 +214,7 @@ class APPOTrainer(AgenticTrainer):
         """Advantages before the future is considered: `(B,)` or, for `"prefix"`, `(B, T)`."""
         credit, size = self.args.branch_credit, self.args.num_generations
         parts = []
-        for tree in self.branch_phase.trees_of(view):
+        for tree in self.branch_phase.trees_of(view.rows):
             rewards = tree.scores.weighted
             initial, branches = rewards[:size], rewards[tree.first :]
             if credit == "dual_group":

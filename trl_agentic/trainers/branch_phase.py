@@ -107,11 +107,11 @@ class BranchPhase:
             messages, states = trainer._batch.completions[rows], trainer._row_states[rows]
             self._trees.append(Growing(example, tree, states, messages, scores[rows], first=size))
 
-    def trees_of(self, view: PolicyView) -> list[Growing]:
-        """The tree of each group of rows."""
+    def trees_of(self, rows: Sequence[int]) -> list[Growing]:
+        """The tree of each group of rows, which are numbers in the generation."""
         size = self._trainer.args.num_generations
-        assert [row % size for row in view.rows] == [*range(size)] * (len(view.rows) // size), "groups stay whole"
-        return [self._trees[row // size] for row in view.rows[::size]]
+        assert [row % size for row in rows] == [*range(size)] * (len(rows) // size), "groups stay whole"
+        return [self._trees[row // size] for row in rows[::size]]
 
     def run(self, view: PolicyView) -> None:
         """
@@ -123,7 +123,7 @@ class BranchPhase:
         """
         self.has_run = True
         trainer, args = self._trainer, self._trainer.args
-        trees = self.trees_of(view)
+        trees = self.trees_of(view.rows)
         for each in trees:
             each.first = len(each.tree.trajectories)
         points: list[list[Point]] = [[] for _ in trees]
@@ -236,31 +236,31 @@ class BranchPhase:
         text = self._trainer._tokenizer.decode(turn_ids(cut(trajectory.segments, position)), skip_special_tokens=False)
         return part_of_turn(text, [tool.__name__ for tool in self._trainer.rollout_tools])
 
-    def keep(self, view: PolicyView, advantages: torch.Tensor, trained: torch.Tensor) -> None:
+    def keep(self, rows: Sequence[int], advantages: torch.Tensor, trained: torch.Tensor) -> None:
         """
         Write the rollouts that are trained now, once, and the branches of this optimizer step.
 
         Args:
-            view ([`~trl_agentic.trainers.branch_points.PolicyView`]):
-                The rollouts.
+            rows (`Sequence[int]`):
+                Number of each rollout in the generation.
             advantages (`torch.Tensor`):
                 Of shape `(B,)` or `(B, T)`.
             trained (`torch.Tensor`):
                 Which rows are in the loss, booleans of shape `(B,)`.
         """
         size = self._trainer.args.num_generations
-        rows: list[dict[str, Any]] = []
-        parts = zip(self.trees_of(view), advantages.split(size), trained.split(size), strict=True)
+        written: list[dict[str, Any]] = []
+        parts = zip(self.trees_of(rows), advantages.split(size), trained.split(size), strict=True)
         for each, of_tree, is_trained in parts:
             if not each.num_kept:
                 initial = self._rows(each, size, of_tree)
-                rows += [
+                written += [
                     row if is_kept else row | {"advantages": None}
                     for row, is_kept in zip(initial, is_trained, strict=True)
                 ]
-            rows += self._rows(each, len(each.tree.trajectories), None)
+            written += self._rows(each, len(each.tree.trajectories), None)
         # Under the step that is done, so that a run that resumes there does away with them.
-        self._write(self._trainer.state.global_step, rows)
+        self._write(self._trainer.state.global_step, written)
 
     def keep_rest(self) -> None:
         """Write the rollouts that were never trained, since training ended before."""

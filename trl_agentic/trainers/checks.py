@@ -12,6 +12,7 @@ from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..rollout.batch import RolloutBatch
+from .agentic_config import AgenticConfig
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
@@ -68,6 +69,35 @@ def check_arguments(
         raise ValueError(
             f"{trainer.__name__} brings its own rollout and does not take `rollout_func`. Pass plain functions as "
             "`tools` or an `environment_factory`, or use trl.GRPOTrainer."
+        )
+
+
+def check_datasets(args: AgenticConfig, reward_funcs: Sequence[Any], train: Any, evaluation: Any) -> None:
+    """
+    Check what is known of the datasets before anything is loaded.
+
+    Args:
+        args ([`AgenticConfig`]):
+            Configuration of the trainer.
+        reward_funcs (`Sequence`):
+            As in [`check_columns`], which both datasets go through.
+        train, evaluation:
+            The datasets, or `None`.
+
+    Raises:
+        ValueError: If a column is missing, or if the training prompts do not fill one generation, with which training
+            would end before it begins.
+    """
+    check_columns(reward_funcs, train)
+    check_columns(reward_funcs, evaluation)
+    assert args.generation_batch_size is not None, "TRL sets it"
+    prompts = args.generation_batch_size // args.num_generations
+    if isinstance(train, Dataset) and len(train) < prompts:
+        raise ValueError(
+            f"A generation takes {prompts} prompts (generation_batch_size / num_generations = "
+            f"{args.generation_batch_size} / {args.num_generations}), but the training dataset has {len(train)}, so "
+            "nothing could be trained. Pass more prompts (repeated ones do), or lower `steps_per_generation` or "
+            "`per_device_train_batch_size`."
         )
 
 
