@@ -16,14 +16,13 @@ import json
 import logging
 from pathlib import Path
 
-from huggingface_hub import HfApi
 from transformers import AutoTokenizer, ProgressCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from trl_agentic import APPOConfig, APPOTrainer, rewards
 from trl_agentic.evaluation import APPO_PANELS, HeldOutQuestions, plot_training_curves
-from trl_agentic.hub import push_trajectories
-from trl_agentic.tasks import TaskArguments, load_task
+from trl_agentic.hub import push_run
+from trl_agentic.tasks import TaskArguments, load_task, model_init_kwargs
 from trl_agentic.tools import sandbox_report
 from trl_agentic.trainers.progress import RolloutProgressCallback
 
@@ -31,11 +30,7 @@ from trl_agentic.trainers.progress import RolloutProgressCallback
 def main(task_args: TaskArguments, training_args: APPOConfig, model_args: ModelConfig) -> None:
     """Measure, train, measure, save."""
     train, held_out, tools = load_task(task_args)
-    training_args.model_init_kwargs = {
-        "revision": model_args.model_revision,
-        "attn_implementation": model_args.attn_implementation,
-        "dtype": model_args.dtype,
-    } | (training_args.model_init_kwargs or {})
+    training_args.model_init_kwargs = model_init_kwargs(model_args, training_args)
     trainer = APPOTrainer(
         model=model_args.model_name_or_path,
         reward_funcs=[getattr(rewards, name) for name in task_args.rewards],
@@ -68,13 +63,7 @@ def main(task_args: TaskArguments, training_args: APPOConfig, model_args: ModelC
     if is_main:
         print(f"Model, rollouts and curves are in {training_args.output_dir}.")
     if training_args.push_to_hub:
-        trainer.push_to_hub()
-        if is_main and training_args.save_trajectories:
-            model_id, private = trainer.hub_model_id, training_args.hub_private_repo
-            api = HfApi(token=training_args.hub_token)
-            push_trajectories(
-                training_args.output_dir, f"{model_id}-rollouts", model_id=model_id, private=private, api=api
-            )
+        push_run(trainer)
 
 
 if __name__ == "__main__":

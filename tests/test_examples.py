@@ -35,6 +35,16 @@ TINY = {
 }
 
 
+def code(name: str) -> str:
+    """An example without its docstring."""
+    return (REPOSITORY / "examples" / name).read_text(encoding="utf-8").split('"""', 2)[2]
+
+
+def test_the_examples_differ_in_the_trainer_and_in_what_is_drawn_alone():
+    of_appo = code("train_appo.py").replace("APPO_PANELS, ", "").replace(", APPO_PANELS", "")
+    assert of_appo.replace("APPO", "ARPO") == code("train_arpo.py")
+
+
 def method(path: Path) -> str:
     """`arpo` or `appo`."""
     return path.stem.split("_")[0]

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from transformers import HfArgumentParser
+from trl import GRPOConfig, ModelConfig
 
-from trl_agentic.tasks import TaskArguments, load_task
+from trl_agentic.tasks import TaskArguments, load_task, model_init_kwargs
 from trl_agentic.tools import BM25Search
 
 CACHE = {"capital of Peru": "Page 1: Lima is the capital of Peru."}
@@ -101,6 +102,18 @@ def test_each_option_is_a_flag_with_a_help_text():
     (parsed,) = parser.parse_args_into_dataclasses(["--rewards", "arpo_reward", "format_share_reward"])
     assert parsed == TaskArguments(rewards=["arpo_reward", "format_share_reward"])
     assert all(field.metadata["help"] for field in TaskArguments.__dataclass_fields__.values())
+
+
+# --- the model
+
+
+@pytest.mark.parametrize("given", [None, {"dtype": "bfloat16", "use_cache": False}])
+def test_a_model_is_loaded_as_flags_say_where_its_own_arguments_say_nothing_else(tmp_path, given):
+    model_args = ModelConfig(model_revision="v2", dtype="float16", attn_implementation="sdpa")
+    training_args = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, model_init_kwargs=given)
+    from_flags = {"revision": "v2", "dtype": "float16", "attn_implementation": "sdpa"}
+    assert model_init_kwargs(model_args, training_args) == from_flags | (given or {})
+    assert training_args.model_init_kwargs == given, "nothing is changed in place"
 
 
 # --- demonstrations

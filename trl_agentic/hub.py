@@ -1,7 +1,12 @@
 """
-What a run leaves for others, on the Hub: its rollouts as a dataset, and its model card.
+What a run leaves for others, on the Hub: its model with a card, and its rollouts as a dataset.
 
 Example:
+    ```python
+    trainer.train()
+    push_run(trainer)  # me/geo-agent, and me/geo-agent-rollouts
+    ```
+    or, with what a run has left on disk:
     ```python
     TrajectoryWriter("runs/geo").compact()  # runs/geo/trajectories.parquet
     push_trajectories("runs/geo", "me/geo-rollouts", model_id="me/geo-agent")
@@ -11,6 +16,7 @@ Example:
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData, HfApi
@@ -18,8 +24,12 @@ from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData, Hf
 from .rollout.trajectory_file import FILE_NAME, TrajectoryWriter, trajectory_rows, trajectory_schema
 from .trainers.model_card import markdown_table, run_model_card
 
+if TYPE_CHECKING:
+    from .trainers.agentic_trainer import AgenticTrainer
+
 __all__ = [
     "TrajectoryWriter",
+    "push_run",
     "push_trajectories",
     "run_model_card",
     "trajectory_dataset_card",
@@ -47,6 +57,28 @@ COLUMNS = {
     "rewards": "reward of each function",
     "model_version": "weight syncs before it was sampled",
 }
+
+
+def push_run(trainer: AgenticTrainer) -> None:
+    """
+    Upload the model of a run with its card, and its rollouts as a dataset beside it, if they were saved.
+
+    Where to, as what and with which token is said by `hub_model_id`, `hub_private_repo` and `hub_token`; the dataset
+    is called like the model, with `-rollouts` behind. All processes call this; the first one uploads.
+
+    Args:
+        trainer ([`ARPOTrainer`] or [`APPOTrainer`]):
+            The trainer, after training.
+
+    Raises:
+        FileNotFoundError: If the rollouts of the run should be there (`save_trajectories`), and nothing was sampled.
+    """
+    trainer.push_to_hub()
+    args = trainer.args
+    if trainer.is_world_process_zero() and args.save_trajectories:
+        model_id, api = trainer.hub_model_id, HfApi(token=args.hub_token)
+        dataset_id = f"{model_id}-rollouts"
+        push_trajectories(args.output_dir, dataset_id, model_id=model_id, private=args.hub_private_repo, api=api)
 
 
 def push_trajectories(

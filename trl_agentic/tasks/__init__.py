@@ -2,7 +2,7 @@
 
 from .datasets import check_answers, load_arpo
 from .geo import TINY_GEO, geo_documents, geo_tools, load_geo
-from .script import TaskArguments, load_task
+from .script import TaskArguments, load_task, model_init_kwargs
 
 __all__ = [
     "TINY_GEO",
@@ -13,4 +13,5 @@ __all__ = [
     "load_arpo",
     "load_geo",
     "load_task",
+    "model_init_kwargs",
 ]

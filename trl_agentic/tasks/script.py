@@ -1,4 +1,4 @@
-"""What to train on, as flags of a script: the part of a training script that is not worth copying."""
+"""What to train, and on what, as flags of a script: the part of a training script that is not worth copying."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from datasets import Dataset
 
@@ -15,6 +15,9 @@ from .. import rewards
 from ..tools import BM25Search, make_python_tool, make_search_tool
 from .datasets import load_arpo
 from .geo import Rendering, geo_tools, load_geo
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig, ModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +92,30 @@ def load_task(task_args: TaskArguments) -> tuple[Dataset, Dataset | None, list[C
         train = _with_demonstrations(train, shown)
         held_out = None if held_out is None else _with_demonstrations(held_out, shown)
     return train, held_out, tools
+
+
+def model_init_kwargs(model_args: ModelConfig, training_args: GRPOConfig) -> dict[str, Any]:
+    """
+    How to load a model: what the flags of [`~trl.ModelConfig`] say, under what `model_init_kwargs` says itself.
+
+    TRL's trainers read the second alone.
+
+    Args:
+        model_args ([`~trl.ModelConfig`]):
+            Its revision, dtype and attention are used; for quantization and PEFT there are
+            [`~trl.get_quantization_config`] and [`~trl.get_peft_config`].
+        training_args ([`~trl.GRPOConfig`]):
+            Its `model_init_kwargs` come first where both name an argument.
+
+    Returns:
+        `dict[str, Any]`: New `model_init_kwargs`.
+    """
+    from_flags = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype,
+    }
+    return from_flags | (training_args.model_init_kwargs or {})
 
 
 def _load_geo_task(task_args: TaskArguments) -> tuple[Dataset, Dataset | None, list[Callable]]:
