@@ -1,5 +1,7 @@
 """Without branches and future advantage, APPO is ARPO without branching, and both are TRL's GRPO, bit for bit."""
 
+import math
+
 import pytest
 import torch
 import trl.trainer.grpo_trainer as grpo
@@ -26,10 +28,19 @@ OPTIONS = [
 ]
 
 
-def run_appo(tmp_path, options):
-    ours = appo_trainer(tmp_path / "appo", **NOTHING_OF_APPO, **options)
+def run_appo(tmp_path, options, **own):
+    """A run that notes its losses, and the log-ratios whenever the policy reads rows."""
+    ours = appo_trainer(tmp_path / "appo", **NOTHING_OF_APPO, **own, **options)
     ours.__class__ = recording(type(ours))
-    ours.seen = []
+    ours.seen, ours.log_ratios = [], []
+    view = ours.view
+
+    def viewing(rows):
+        seen = view(rows)
+        ours.log_ratios.append(seen.log_ratios)
+        return seen
+
+    ours.view = viewing
     ours.train()
     return ours
 
@@ -53,6 +64,22 @@ def test_without_branches_and_future_advantage_appo_is_arpo_and_grpo_bit_for_bit
     theirs = run_grpo(tmp_path / "grpo", options, rollouts)
     assert len(appo.seen) == options["max_steps"] * options.get("gradient_accumulation_steps", 2)
     assert all(advantages.dim() == 1 for _, advantages, _ in appo.seen)
+    assert any(advantages.abs().max() > 0 for _, advantages, _ in appo.seen)
+    assert not appo.log_ratios  # nobody asks for them
+    assert_same_run(appo, arpo)
+    assert_same_run(appo, theirs)
+
+
+@pytest.mark.parametrize("options", [OPTIONS[1], OPTIONS[3]], ids=lambda options: "-".join(options))
+def test_safeguards_that_nothing_sets_off_leave_every_bit_as_it_is(tmp_path, monkeypatch, options):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    arpo, rollouts = run_arpo(tmp_path, options)
+    appo = run_appo(tmp_path, options, released_safeguards=True)
+    # each optimizer step is read, and its advantages are assigned: with ratios other than 1, but none beyond 3
+    assert len(appo.log_ratios) == options["max_steps"]
+    assert 0.01 < max(float(ratios.abs().max()) for ratios in appo.log_ratios) < math.log(3)
+    monkeypatch.setattr(grpo, "shuffle_sequence_dict", lambda batch: shuffle_groups(batch, 4))
+    theirs = run_grpo(tmp_path / "grpo", options, rollouts)
     assert any(advantages.abs().max() > 0 for _, advantages, _ in appo.seen)
     assert_same_run(appo, arpo)
     assert_same_run(appo, theirs)

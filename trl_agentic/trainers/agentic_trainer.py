@@ -252,19 +252,19 @@ class AgenticTrainer(GRPOTrainer):
             describe_first_rows(self._batch, self._tokenizer)
             check_engine(self, output)
             self._has_described = True
-        warn_without_spread(self._metrics["train"])
-        self.keep(rows[::size], scores, output)
+        self.finish_generation(rows[::size], scores, output)
         return output
 
-    def keep(self, examples: list[dict[str, Any]], scores: Scores, output: dict[str, torch.Tensor]) -> None:
+    def finish_generation(self, examples: list[dict], scores: Scores, output: dict[str, torch.Tensor]) -> None:
         """Write what a generation came to: the row of each of its prompts, its scores, and what TRL's loss gets."""
+        warn_without_spread(self._metrics["train"])
         if self.args.save_trajectories:
             step, messages = self.state.global_step, self._batch.completions
             rows = scored_rows(self, self._trees, messages, scores, output["advantages"], step, self._model_version)
             self.trajectory_writer.write(step, rows)
 
-    def keep_rest(self) -> None:
-        """Write, at the end of training, what [`AgenticTrainer.keep`] has put off."""
+    def finish_training(self) -> None:
+        """Write what [`AgenticTrainer.finish_generation`] has put off."""
 
     def _prepare_inputs(self, generation_batch):
         """As in TRL, but whole groups are shuffled, so that a micro-batch holds a contiguous piece of a tree."""
@@ -276,6 +276,11 @@ class AgenticTrainer(GRPOTrainer):
             self._buffered_inputs = split_tensor_dict(batch, steps)
         return self._buffered_inputs[self._step % steps]
 
+    @property
+    def step_inputs(self) -> list[dict[str, torch.Tensor]] | None:
+        """What the loss has got of the current generation."""
+        return self._buffered_inputs
+
     def train(self, *args, **kwargs):
         """As in [`~transformers.Trainer`]; the engine takes the weights anew, before and after."""
         self._last_loaded_step = -1
@@ -285,11 +290,7 @@ class AgenticTrainer(GRPOTrainer):
         return output
 
     def close(self) -> None:
-        """
-        End the threads of the tools and close the result cache: after that, nothing can be rolled out any more.
-
-        A trainer that is garbage-collected, or alive when the interpreter ends, does so by itself.
-        """
+        """End the tools' threads and close the result cache, as garbage collection and the interpreter's end do."""
         self._closing()
 
     def create_model_card(self, model_name=None, dataset_name=None, tags=None):

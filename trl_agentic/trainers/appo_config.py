@@ -18,6 +18,7 @@ CHOICES = {
 }
 LEAST = {"branches_per_rollout": 0, "num_branch_rounds": 1, "score_clip": 0.0, "future_weight": 0.0}
 STEPS_PER_GENERATION = 8  # optimizer steps, as published
+RELEASED = {"branch_schedule": "rollout", "branch_credit": "prefix", "released_safeguards": True}
 
 
 @dataclass
@@ -28,7 +29,8 @@ class APPOConfig(AgenticConfig):
     This class includes only the parameters that are specific to APPO training. Those of tools and rollouts are in
     [`AgenticConfig`], all others in [`~trl.GRPOConfig`]. Note that default values in this class may differ from those
     in [`~trl.GRPOConfig`]: `num_generations` is 4, and a generation lasts for 8 optimizer steps
-    (`steps_per_generation = 8 * gradient_accumulation_steps`), as in the paper. With one optimizer step per generation
+    (`steps_per_generation = 8 * gradient_accumulation_steps`), as in the paper; `disable_dropout` is `True`, since
+    ratios of two forward passes would measure dropout. With one optimizer step per generation
     the policy has not moved when branch points are chosen, and the method is inert.
 
     Parameters:
@@ -65,6 +67,12 @@ class APPOConfig(AgenticConfig):
             Bounds of the future value in the future advantage.
         released_safeguards (`bool`, *optional*, defaults to `False`):
             Whether to hold extreme ratios as the released code does.
+
+        > Parameters that control both
+
+        released (`bool`, *optional*, defaults to `False`):
+            Whether to branch and to give credit as the released code does: `branch_schedule="rollout"`,
+            `branch_credit="prefix"` and `released_safeguards=True`.
     """
 
     num_generations: int = field(default=4, metadata={"help": "Initial rollouts N per prompt, which are trained."})
@@ -89,8 +97,12 @@ class APPOConfig(AgenticConfig):
         default_factory=lambda: [1.0, 1.2], metadata={"help": "Bounds of the future value in the advantage."}
     )
     released_safeguards: bool = field(default=False, metadata={"help": "Hold extreme ratios as the released code."})
+    released: bool = field(default=False, metadata={"help": "Branch and give credit as the released code does."})
+    disable_dropout: bool = field(default=True, metadata={"help": "Whether to disable dropout in the model."})
 
     def __post_init__(self):
+        if self.released:
+            self._take_released_values()
         if self.steps_per_generation is None and self.generation_batch_size is None:
             self.steps_per_generation = STEPS_PER_GENERATION * self.gradient_accumulation_steps
         super().__post_init__()
@@ -106,17 +118,36 @@ class APPOConfig(AgenticConfig):
                 "`future_clip` must be two finite bounds of at least 0, the lower one first, such as [1.0, 1.2]; got "
                 f"{self.future_clip!r}."
             )
-        if self.branches_per_rollout and self.scale_rewards != "group":
+        if self.branches_per_rollout:
+            self._check_branching()
+        self._check_optimizer_steps()
+
+    def _check_branching(self) -> None:
+        """What goes with branches."""
+        if self.scale_rewards != "group":
             raise ValueError(
                 f"`scale_rewards={self.scale_rewards!r}` has no meaning for rewards of branches, which are normalised "
                 "within their groups. Leave it at 'group', or set `branches_per_rollout=0`."
             )
-        if self.branches_per_rollout and self.multi_objective_aggregation != "sum_then_normalize":
+        if self.multi_objective_aggregation != "sum_then_normalize":
             raise ValueError(
                 f"`multi_objective_aggregation={self.multi_objective_aggregation!r}` is not defined for rewards of "
                 "branches, which are summed first. Leave it at 'sum_then_normalize', or set `branches_per_rollout=0`."
             )
-        self._check_optimizer_steps()
+        if self.branch_schedule == "rollout" and (self.branch_score, self.score_clip) != ("product", 0.2):
+            warnings.warn(
+                f"`branch_score={self.branch_score!r}` and `score_clip={self.score_clip}` change nothing with "
+                "branch_schedule='rollout': all future values are 1 there, so entropy alone ranks tokens. Leave them "
+                "out, or set branch_schedule='mini_batch'.",
+                stacklevel=4,
+            )
+
+    def _take_released_values(self) -> None:
+        for name, value in RELEASED.items():
+            given = vars(self)[name]
+            if given not in (value, type(self).__dataclass_fields__[name].default):
+                raise ValueError(f"`released=True` means {name}={value!r}, got {given!r}. Leave one of the two out.")
+            setattr(self, name, value)
 
     @property
     def num_trajectories(self) -> int:
@@ -166,7 +197,8 @@ class APPOConfig(AgenticConfig):
 
     @property
     def _uses_future_values(self) -> bool:
-        return bool(self.future_weight or (self.branches_per_rollout and self.branch_score != "entropy"))
+        scores = self.branches_per_rollout and self.branch_schedule == "mini_batch" and self.branch_score != "entropy"
+        return bool(self.future_weight or scores)
 
 
 def _are_bounds(values: Sequence[float]) -> bool:

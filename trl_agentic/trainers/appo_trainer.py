@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any
-
 import torch
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -21,11 +18,10 @@ from .appo_config import APPOConfig
 from .branch_metrics import future_metrics
 from .branch_phase import BranchPhase
 from .branch_points import PolicyView, blank_tokens
+from .checks import warn_about_dropout, warn_without_spread
 from .generation_log import log_merged
 from .group_rows import joined_rows
 from .scores import Scores
-
-logger = logging.getLogger(__name__)
 
 RELEASED_MAX_RATIO = 3.0
 
@@ -92,17 +88,31 @@ class APPOTrainer(AgenticTrainer):
         self.blank_tokens = blank_tokens(self._tokenizer, vocab_size).to(self.accelerator.device)  # (V,)
         self.branch_phase = BranchPhase(self)
         self._assigned: list[dict[str, torch.Tensor]] = []  # the micro-batches of the current optimizer step
+        if self.args.needs_policy:
+            warn_about_dropout(self.model)
         if self.accelerator.is_main_process:
-            logger.info(self.args.describe_trajectories())
+            print(self.args.describe_trajectories())
 
-    def keep(self, examples: list[dict[str, Any]], scores: Scores, output: dict[str, torch.Tensor]) -> None:
+    def train(self, *args, **kwargs):
+        """As in [`~transformers.Trainer`]; what an earlier call has left unfinished is forgotten."""
+        self.branch_phase = BranchPhase(self)
+        return super().train(*args, **kwargs)
+
+    def finish_generation(self, examples: list[dict], scores: Scores, output: dict[str, torch.Tensor]) -> None:
         """Take up a generation: its advantages are assigned, and its rollouts written, when they are trained."""
+        if not self.args.branches_per_rollout:  # else branches may have the spread that rollouts lack
+            warn_without_spread(self._metrics["train"])
         self.branch_phase.begin(examples, scores)
         output["rollout_row"] = torch.arange(len(output["advantages"]), device=self.accelerator.device)  # (B,)
 
-    def keep_rest(self) -> None:
+    def finish_training(self) -> None:
         """Write the rollouts that were not trained any more."""
-        self.branch_phase.keep_rest()
+        self.branch_phase.write_rest()
+
+    @property
+    def step_inputs(self) -> list[dict[str, torch.Tensor]] | None:
+        """What the loss has got of the current optimizer step."""
+        return self._assigned
 
     def _prepare_inputs(self, generation_batch):
         """As in the base class; at the beginning of each optimizer step its rows get their advantages."""
@@ -120,16 +130,17 @@ class APPOTrainer(AgenticTrainer):
         args, phase = self.args, self.branch_phase
         rows = joined_rows(micro_batches)
         if not args.needs_policy:
-            phase.keep(rows["rollout_row"].tolist(), rows["advantages"], torch.ones_like(rows["rollout_row"]).bool())
+            phase.write(rows["rollout_row"].tolist(), rows["advantages"], torch.ones_like(rows["rollout_row"]).bool())
             return micro_batches
         view = self.view(rows)
         if args.branches_per_rollout and args.branch_schedule == "mini_batch":
             phase.run(view)
         elif args.branches_per_rollout and not phase.has_run:
-            phase.run(self.view(joined_rows(self._buffered_inputs or [])))
-        advantages, kept = self.assign(view, rows["advantages"])
-        phase.keep(view.rows, advantages, kept)
-        assigned = {"advantages": advantages, "tool_mask": rows["tool_mask"] * kept.unsqueeze(1)}
+            assert self._buffered_inputs is not None, "the base class has filled it"
+            phase.run(self.view(joined_rows(self._buffered_inputs)))
+        advantages, in_loss = self.assign(view, rows["advantages"])
+        phase.write(view.rows, advantages, in_loss)
+        assigned = {"advantages": advantages, "tool_mask": rows["tool_mask"] * in_loss.unsqueeze(1)}
         parts = {name: values.split(args.per_device_train_batch_size) for name, values in assigned.items()}
         return [
             micro_batch | {name: of_name[number] for name, of_name in parts.items()}
@@ -167,7 +178,7 @@ class APPOTrainer(AgenticTrainer):
                 ),
             )
         metrics = future_metrics(view, args.score_clip, args.future_clip, is_fresh)
-        if is_fresh and sampled.any():
+        if is_fresh and old is not None and sampled.any():
             metrics["appo/ratio_noise_floor"] = float(difference[sampled].std(correction=0))
         log_merged(self, metrics)
         return view
@@ -203,12 +214,12 @@ class APPOTrainer(AgenticTrainer):
         """
         args = self.args
         base = self._base(view) if args.branches_per_rollout else advantages
-        values, kept = view.future_values, torch.ones(len(base), dtype=torch.bool, device=base.device)
+        values, in_loss = view.future_values, torch.ones(len(base), dtype=torch.bool, device=base.device)
         if args.released_safeguards:
-            values, kept = released_safeguards(base, view.log_ratios, values, view.sampled_mask)
+            values, in_loss = released_safeguards(base, view.log_ratios, values, view.sampled_mask)
         if args.future_weight:
             base = future_advantages(base, values, args.future_weight, (args.future_clip[0], args.future_clip[1]))
-        return base, kept
+        return base, in_loss
 
     def _base(self, view: PolicyView) -> torch.Tensor:
         """Advantages before the future is considered: `(B,)` or, for `"prefix"`, `(B, T)`."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..algorithms import spearman
-from ..rollout.batch import EXECUTED, mean_or_zero, rollout_metrics
+from ..rollout.batch import EXECUTED, rollout_metrics
 from ..types import BranchTree
 from .branch_points import Point, PolicyView
 
@@ -88,9 +88,10 @@ def branch_metrics(
     metrics = {
         "appo/branches": len(rewards) / max(1, len(trees)),
         "appo/missing_branches": 1.0 - len(rewards) / wanted if wanted else 0.0,
-        "appo/branch_reward": float(scored.mean()) if len(scored) else 0.0,
-        "appo/branch_reward_std": float(scored.std(correction=0)) if len(scored) else 0.0,
     }
+    if len(scored):
+        metrics["appo/branch_reward"] = float(scored.mean())
+        metrics["appo/branch_reward_std"] = float(scored.std(correction=0))
     if queries:
         metrics["appo/duplicate_searches"] = 1.0 - len(queries) / queries.total()
     described = rollout_metrics(trees, firsts)
@@ -135,12 +136,11 @@ def place_metrics(places: Sequence[str]) -> dict[str, float]:
             `"thinking"`, `"call"`, `"answer"` or `"text"` for each point.
 
     Returns:
-        `dict[str, float]`: Metrics by name.
+        `dict[str, float]`: Metrics by name; none without points.
     """
-    return {
-        f"appo/points/{name}": mean_or_zero([float(place == name) for place in places])
-        for name in ("thinking", "call", "answer", "text")
-    }
+    if not places:
+        return {}
+    return {f"appo/points/{name}": places.count(name) / len(places) for name in ("thinking", "call", "answer", "text")}
 
 
 class ScoreCheck:
@@ -148,7 +148,7 @@ class ScoreCheck:
     Whether rewards vary more where the Branching Score is higher, as the method assumes.
 
     At a point there are two outcomes, that of the rollout and that of its branch: `(R - R')^2 / 2` estimates the
-    variance of the reward without bias.
+    variance of the reward, without bias as long as the policy has hardly moved between the two.
 
     Args:
         warns (`bool`, *optional*, defaults to `True`):
@@ -184,7 +184,7 @@ class ScoreCheck:
             logger.warning(
                 f"At the last {count} branch points the reward varied less where the Branching Score was higher "
                 f"(rank correlation {correlation:.2f}), where APPO assumes the opposite. Compare with "
-                "branch_score='entropy', or with branches_per_rollout=0, which keeps the future advantage alone."
+                "another `branch_score`, or with branches_per_rollout=0, which keeps the future advantage alone."
             )
         return {"appo/score_variance_correlation": correlation}
 
@@ -193,7 +193,7 @@ def outcome_pairs(
     points: Sequence[Point], tree: BranchTree, first: int, rewards: torch.Tensor
 ) -> list[tuple[float, float]]:
     """
-    Score and reward variance of each branch point of a tree.
+    Score and reward variance of each branch point of a tree's initial rollouts.
 
     Args:
         points (`Sequence[Point]`):
@@ -213,6 +213,6 @@ def outcome_pairs(
         branch = tree.trajectories[number]
         assert (branch.parent, branch.fork) == (point.parent, point.position), "branches stand in the order of points"
         variance = float(rewards[number] - rewards[point.parent]) ** 2 / 2
-        if not math.isnan(variance):
+        if not math.isnan(variance) and tree.trajectories[point.parent].parent is None:
             pairs.append((point.score, variance))
     return pairs

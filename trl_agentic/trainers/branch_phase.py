@@ -15,7 +15,7 @@ from ..rollout.policy import NoBranching
 from ..rollout.turns import turn_ids
 from ..tools.state import ToolState
 from ..tools.state_fork import state_metrics
-from ..types import BranchTree, Trajectory, cut
+from ..types import BranchTree, Status, Trajectory, cut
 from .branch_metrics import ScoreCheck, branch_metrics, outcome_pairs, part_of_turn, place_metrics
 from .branch_points import Point, PolicyView, points_of_branches, points_of_rollouts
 from .checks import check_engine
@@ -28,6 +28,8 @@ from .scores import Scores
 
 if TYPE_CHECKING:
     from .appo_trainer import APPOTrainer
+
+CUT_OFF = frozenset({Status.DEADLINE, Status.ERROR})  # what such a branch would have come to, nobody knows
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Growing:
             Rewards.
         first (`int`):
             Where the branches of the latest phase begin.
-        num_kept (`int`, *optional*, defaults to `0`):
+        num_written (`int`, *optional*, defaults to `0`):
             Trajectories that are in `trajectories.parquet` already.
     """
 
@@ -58,7 +60,7 @@ class Growing:
     messages: list[list[dict[str, Any]]]
     scores: Scores
     first: int
-    num_kept: int = 0
+    num_written: int = 0
 
     def root(self, place: int) -> tuple[int, int]:
         """The initial rollout that a trajectory descends from, and how many of its tokens they share."""
@@ -97,7 +99,7 @@ class BranchPhase:
             scores ([`Scores`]):
                 Rewards of the rollouts.
         """
-        self.keep_rest()
+        self.write_rest()
         trainer, size = self._trainer, self._trainer.args.num_generations
         self.planted_step, self._planted_version = trainer.state.global_step, trainer._model_version
         self.has_run = False
@@ -130,10 +132,13 @@ class BranchPhase:
         states = trainer.rollout_states
         states.reopen()
         try:
-            for number in range(args.num_branch_rounds):
-                chosen = self._choose(trees, view, in_branches=number > 0)
-                self._grow(trees, chosen)
-                points = [[*known, *new] for known, new in zip(points, chosen, strict=True)]
+            trainer._sync_weights()
+            self._grown_version = trainer._model_version
+            with awake(trainer):
+                for number in range(args.num_branch_rounds):
+                    chosen = self._choose(trees, view, in_branches=number > 0)
+                    self._grow(trees, chosen)
+                    points = [[*known, *new] for known, new in zip(points, chosen, strict=True)]
             owned_metrics = state_metrics(states.owned)
             with trainer.times.measured("branch_rewards"):
                 self._score(trees)
@@ -160,9 +165,7 @@ class BranchPhase:
         forks = [[(point.parent, point.position) for point in of_tree] for of_tree in points]
         sizes = [len(each.states) for each in trees]
         loop = make_loop(trainer, NoBranching())
-        trainer._sync_weights()
-        self._grown_version = trainer._model_version
-        with awake(trainer), trainer.times.measured("branch"):
+        with trainer.times.measured("branch"):
             try:
                 grown = loop.extend([each.tree for each in trees], forks, [each.states for each in trees])
             finally:
@@ -190,8 +193,10 @@ class BranchPhase:
         trainer.environments = trainer.rollout_states.instances([each.states[place] for each, place in scored])
         prompts = [each["prompt"] for each in inputs]
         scores = Scores.of(trainer, trainer._calculate_rewards(inputs, prompts, completions, batch.completion_ids))
+        was_cut = torch.tensor([trajectory.status in CUT_OFF for _, trajectory in rows], device=scores.weighted.device)
+        scores = replace(scores, weighted=scores.weighted.masked_fill(was_cut, torch.nan))
         if not self._has_checked and trainer._model_version > self._planted_version:
-            self._check_engine(batch)
+            self._check_engine(batch, is_branch=bool(places))
         trainer._pending_extra_logs.clear()  # TRL's table and metrics describe the rows that are trained
         trainer._pending_metrics.clear()
         start = 0
@@ -201,22 +206,25 @@ class BranchPhase:
             each.messages = each.messages + batch.completions[start:end]
             start = end
 
-    def _check_engine(self, batch: RolloutBatch) -> None:
+    def _check_engine(self, batch: RolloutBatch, is_branch: bool) -> None:
         """Once, when the policy has moved within a generation: have the branches been sampled by what it is now?"""
         self._has_checked = True
         trainer = self._trainer
-        rows = padded_rows(batch, batch.extra_fields["rollout_fork"], trainer._tokenizer.pad_token_id)
+        firsts = batch.extra_fields["rollout_fork"] if is_branch else [len(ids) for ids in batch.completion_ids]
+        rows = padded_rows(batch, firsts, trainer._tokenizer.pad_token_id)
         rows = {name: value.to(trainer.accelerator.device) for name, value in rows.items()}
         gap = check_engine(trainer, rows, "branches under new weights", trainer.args.per_device_train_batch_size)
-        log_merged(trainer, {"appo/branch_logprob_gap": gap})
+        log_merged(trainer, {"appo/branch_logprob_gap": gap} if is_branch else {})
 
     def _log(self, trees: list[Growing], points: list[list[Point]], owned_metrics: dict[str, float]) -> None:
         """What the phase came to, for the metrics of this optimizer step."""
         trainer, args = self._trainer, self._trainer.args
+        is_scored = trainer.state.global_step != self.planted_step  # before, entropy alone has ranked
         pairs = [
             pair
             for each, of_tree in zip(trees, points, strict=True)
             for pair in outcome_pairs(of_tree, each.tree, each.first, each.scores.weighted)
+            if is_scored
         ]
         rewards = torch.cat([each.scores.weighted[each.first :] for each in trees])
         wanted = len(trees) * (args.num_trajectories - args.num_generations)
@@ -236,7 +244,7 @@ class BranchPhase:
         text = self._trainer._tokenizer.decode(turn_ids(cut(trajectory.segments, position)), skip_special_tokens=False)
         return part_of_turn(text, [tool.__name__ for tool in self._trainer.rollout_tools])
 
-    def keep(self, rows: Sequence[int], advantages: torch.Tensor, trained: torch.Tensor) -> None:
+    def write(self, rows: Sequence[int], advantages: torch.Tensor, in_loss: torch.Tensor) -> None:
         """
         Write the rollouts that are trained now, once, and the branches of this optimizer step.
 
@@ -245,33 +253,36 @@ class BranchPhase:
                 Number of each rollout in the generation.
             advantages (`torch.Tensor`):
                 Of shape `(B,)` or `(B, T)`.
-            trained (`torch.Tensor`):
+            in_loss (`torch.Tensor`):
                 Which rows are in the loss, booleans of shape `(B,)`.
         """
         size = self._trainer.args.num_generations
         written: list[dict[str, Any]] = []
-        parts = zip(self.trees_of(rows), advantages.split(size), trained.split(size), strict=True)
-        for each, of_tree, is_trained in parts:
-            if not each.num_kept:
+        parts = zip(self.trees_of(rows), advantages.split(size), in_loss.split(size), strict=True)
+        for each, of_tree, of_rows in parts:
+            if not each.num_written:
                 initial = self._rows(each, size, of_tree)
                 written += [
-                    row if is_kept else row | {"advantages": None}
-                    for row, is_kept in zip(initial, is_trained, strict=True)
+                    row if is_in_loss else row | {"advantages": None}
+                    for row, is_in_loss in zip(initial, of_rows, strict=True)
                 ]
             written += self._rows(each, len(each.tree.trajectories), None)
         # Under the step that is done, so that a run that resumes there does away with them.
-        self._write(self._trainer.state.global_step, written)
+        self._trainer.trajectory_writer.write(self._trainer.state.global_step, written)
 
-    def keep_rest(self) -> None:
+    def write_rest(self) -> None:
         """Write the rollouts that were never trained, since training ended before."""
         for each in self._trees:
-            if not each.num_kept:
-                self._write(self.planted_step, self._rows(each, len(each.tree.trajectories), None))
+            if not each.num_written:
+                rows = self._rows(each, len(each.tree.trajectories), None)
+                self._trainer.trajectory_writer.write(self.planted_step, rows)
         self._trees = []
 
     def _rows(self, each: Growing, end: int, advantages: torch.Tensor | None) -> list[dict[str, Any]]:
-        """Rows of the trajectories up to `end` that are not kept yet."""
-        first, each.num_kept = each.num_kept, end
+        """Rows of the trajectories up to `end` that are not written yet."""
+        first, each.num_written = each.num_written, end
+        if not self._trainer.args.save_trajectories:
+            return []
         return scored_rows(
             self._trainer,
             [replace(each.tree, trajectories=each.tree.trajectories[:end], points=())],
@@ -282,7 +293,3 @@ class BranchPhase:
             model_version=self._grown_version if first else self._planted_version,
             firsts=[first],
         )
-
-    def _write(self, step: int, rows: list[dict[str, Any]]) -> None:
-        if self._trainer.args.save_trajectories:
-            self._trainer.trajectory_writer.write(step, rows)

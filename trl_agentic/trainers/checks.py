@@ -62,7 +62,7 @@ def check_arguments(
     if not tools and not environment_factory:
         raise ValueError(
             f"{trainer.__name__} needs `tools`, a list of functions that the model may call, or an "
-            "`environment_factory`, since its trajectories branch around tool calls. Pass tools=[...], or use "
+            "`environment_factory`: it is made for trajectories with tool calls. Pass tools=[...], or use "
             "trl.GRPOTrainer to train without tools."
         )
     if rollout_func is not None:
@@ -226,6 +226,22 @@ def check_engine(
             "keep `vllm_importance_sampling_correction` on."
         )
     return mean
+
+
+def warn_about_dropout(model: torch.nn.Module) -> None:
+    """
+    Say when log-probs of two forward passes differ by dropout, since ratios of them then measure dropout.
+
+    Args:
+        model (`torch.nn.Module`):
+            The model that is trained, adapters included.
+    """
+    probabilities = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    if max(probabilities, default=0.0) > 0:
+        logger.warning(
+            f"The model has dropout (probability {max(probabilities):g}), so two forward passes differ: ratios, "
+            "future values and branch points would measure that. Set disable_dropout=True."
+        )
 
 
 def warn_without_spread(metrics: Mapping[str, list[Any]]) -> None:

@@ -92,7 +92,8 @@ def awake(trainer: AgenticTrainer) -> Iterator[None]:
         return
     generation = trainer.vllm_generation
     if generation._llm_weights_sleeping:
-        generation.sync_weights()
+        with trainer.times.measured("sync"):
+            generation.sync_weights()
     generation.llm.wake_up(tags=["kv_cache"])
     try:
         yield

@@ -46,7 +46,7 @@ class KeepTrajectories(TrainerCallback):
 
     def on_train_end(self, args, state, control, **kwargs):
         """Merge everything, what was rolled out and not trained any more included."""
-        self.trainer.keep_rest()
+        self.trainer.finish_training()
         self._merge()
 
     def _merge(self) -> None:

@@ -43,7 +43,7 @@ class SkipNonFiniteSteps(TrainerCallback):
         folder = Path(args.output_dir) / "non_finite"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"step-{state.global_step}-{accelerator.process_index}.pt"
-        torch.save(self.trainer._buffered_inputs, path)
+        torch.save(self.trainer.step_inputs, path)
         optimizer.zero_grad(set_to_none=True)
         logger.warning(
             f"The gradient of step {state.global_step} is not finite, so the step is skipped ({self.num_skipped} so "
