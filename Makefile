@@ -13,7 +13,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 
 help:
 	@echo "make train      train the tiny agent with ARPO on this machine's CPU (six minutes after installation; ARGS='--seed 2' adds options)"
-	@echo "make train-appo the same with APPO (at most 15 minutes)"
+	@echo "make train-appo the same with APPO (about six minutes)"
 	@echo "make test       linters and the fast tests (at most 20 minutes)"
 	@echo "make test-all   the same with the slow tests"
 	@echo "make lint       ruff and mypy alone"

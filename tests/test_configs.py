@@ -128,6 +128,21 @@ def test_published_trees_have_16_trajectories_of_a_prompt(path: Path, tmp_path: 
         assert (args.num_generations, args.initial_rollouts) == (16, 8)
 
 
+def test_the_released_sizes_that_the_14b_recipe_names_are_what_it_says_they_are(tmp_path: Path):
+    path = REPOSITORY / "configs" / "appo_qwen3_14b_deepsearch_8xh100.yaml"
+    released = path.read_text(encoding="utf-8").split("# Released:")[1].split("\n\n")[0]
+    sizes = {name: int(value) for name, value in re.findall(r"`(\w+): (\d+)`", released)}
+    assert len(sizes) == 5 and "64 prompts" in released and "M = 12 with N = 6" in re.sub(r"\n# +", " ", released)
+    changed = tmp_path / path.name
+    changed.write_text(yaml.safe_dump(yaml.safe_load(path.read_text(encoding="utf-8")) | sizes))
+    args = parse(changed, tmp_path)[1]
+    rows, size = args.per_device_train_batch_size * 8, args.num_generations
+    assert (size, args.num_trajectories, args.max_completion_length) == (6, 12, 6192)
+    assert rows * args.steps_per_generation == 64 * size
+    assert rows * args.gradient_accumulation_steps == 8 * size
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps % size == 0
+
+
 @pytest.mark.parametrize("path", OF_APPO, ids=lambda path: path.stem)
 def test_an_optimizer_step_of_appo_holds_whole_prompts_on_each_process(path: Path, tmp_path: Path):
     args = parse(path, tmp_path)[1]
@@ -145,7 +160,7 @@ def test_what_the_recipes_for_gpus_write_out_are_the_defaults_of_appo(path: Path
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
     defaults = vars(APPOConfig("unused", use_cpu=True, bf16=False))
     names = set(APPOConfig.__annotations__) - {"steps_per_generation"}  # 8 optimizer steps, in micro-batches
-    assert names - set(written) == {"released_safeguards"}
+    assert names - set(written) == {"released_safeguards", "released", "disable_dropout"}
     assert {name: written[name] for name in names & set(written)} == {
         name: defaults[name] for name in names & set(written)
     }

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trl import GRPOConfig
 
-from trl_agentic import APPOConfig
+from trl_agentic import APPOConfig, ARPOConfig
 from trl_agentic.trainers import APPOTrainer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -14,10 +15,10 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 APPO = (REPOSITORY / "docs" / "appo.md").read_text(encoding="utf-8")
 
 
-def blocks(name: str, language: str = "python") -> list[str]:
-    """Blocks of code in a guide."""
+def blocks(name: str) -> list[str]:
+    """Blocks of Python in a guide."""
     text = (REPOSITORY / "docs" / name).read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 BLOCKS = [
@@ -39,11 +40,24 @@ def test_each_block_of_a_guide_runs(block, name, tmp_path, monkeypatch):
     exec(compile(block, f"docs/{name}", "exec"), {"__name__": "example"})
 
 
-def test_the_released_preset_of_appo_can_be_pasted_into_a_recipe(tmp_path):
-    (preset,) = map(yaml.safe_load, blocks("appo.md", "yaml"))
-    assert preset == {"branch_schedule": "rollout", "branch_credit": "prefix", "released_safeguards": True}
-    args = APPOConfig(str(tmp_path), use_cpu=True, bf16=False, **preset)
-    assert {name: vars(args)[name] for name in preset} == preset
+def test_what_the_released_code_does_is_described_as_the_option_sets_it(tmp_path):
+    section = APPO.split("### What the released code does")[1].split("\n## ")[0]
+    described = {}
+    for text in re.findall(r"^- `(\w+: \w+)`:", section, re.MULTILINE):
+        described |= yaml.safe_load(text)
+    defaults = vars(APPOConfig(str(tmp_path), use_cpu=True, bf16=False))
+    released = vars(APPOConfig(str(tmp_path), use_cpu=True, bf16=False, released=True))
+    changed = {name: released[name] for name in APPOConfig.__annotations__ if released[name] != defaults[name]}
+    assert changed == described | {"released": True} and len(described) == 3
+
+
+def test_every_option_of_trl_whose_default_differs_for_appo_is_named(tmp_path):
+    said = (REPOSITORY / "docs" / "options.md").read_text(encoding="utf-8").split("## APPO")[1]
+    shared = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "per_device_train_batch_size": 16}
+    ours, arpo = vars(APPOConfig(**shared)), vars(ARPOConfig(**shared))
+    differing = {name for name in GRPOConfig.__dataclass_fields__ if ours[name] != arpo[name]}
+    assert {"disable_dropout", "num_generations"} <= differing
+    assert [name for name in differing if f"`{name}`" not in said] == []
 
 
 def test_the_ablations_of_appo_are_options_with_values_that_it_takes(tmp_path):
