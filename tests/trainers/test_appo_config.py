@@ -211,7 +211,7 @@ use_cpu: true
 bf16: false
 num_generations: 2
 branches_per_rollout: 5
-branch_schedule: rollout
+branch_schedule: mini_batch
 branch_score: sum
 branch_credit: prefix
 score_clip: 0.3
@@ -223,7 +223,7 @@ released_safeguards: true
 FROM_YAML = {
     "num_generations": 2,
     "branches_per_rollout": 5,
-    "branch_schedule": "rollout",
+    "branch_schedule": "mini_batch",
     "branch_score": "sum",
     "branch_credit": "prefix",
     "score_clip": 0.3,
@@ -279,3 +279,27 @@ def test_a_configuration_survives_its_dictionary_and_its_file(tmp_path):
     torch.save(config, tmp_path / "training_args.bin")  # as the trainer does at each checkpoint
     loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
     assert own_values(loaded) == known and isinstance(loaded, APPOConfig)
+
+
+# --- what the released code does
+
+
+def test_released_is_its_three_values_at_once(tmp_path):
+    config = appo_config(tmp_path, released=True)
+    assert (config.branch_schedule, config.branch_credit) == ("rollout", "prefix")
+    assert config.released_safeguards is True
+
+
+def test_released_refuses_another_value_of_the_three(tmp_path):
+    with pytest.raises(ValueError, match="means branch_credit='prefix', got 'single_group'. Leave one of the two out"):
+        appo_config(tmp_path, released=True, branch_credit="single_group")
+
+
+@pytest.mark.parametrize("options", [{"branch_score": "sum"}, {"score_clip": 0.3}])
+def test_a_rule_of_scores_that_changes_nothing_is_not_silent(tmp_path, options):
+    with pytest.warns(UserWarning, match="change nothing with branch_schedule='rollout'"):
+        appo_config(tmp_path, branch_schedule="rollout", **options)
+
+
+def test_dropout_is_off_by_default(tmp_path):
+    assert appo_config(tmp_path).disable_dropout is True

@@ -256,6 +256,8 @@ class BranchPhase:
             in_loss (`torch.Tensor`):
                 Which rows are in the loss, booleans of shape `(B,)`.
         """
+        if not self._trainer.args.save_trajectories:
+            return
         size = self._trainer.args.num_generations
         written: list[dict[str, Any]] = []
         parts = zip(self.trees_of(rows), advantages.split(size), in_loss.split(size), strict=True)
@@ -272,7 +274,7 @@ class BranchPhase:
 
     def write_rest(self) -> None:
         """Write the rollouts that were never trained, since training ended before."""
-        for each in self._trees:
+        for each in self._trees if self._trainer.args.save_trajectories else ():
             if not each.num_written:
                 rows = self._rows(each, len(each.tree.trajectories), None)
                 self._trainer.trajectory_writer.write(self.planted_step, rows)
@@ -281,8 +283,6 @@ class BranchPhase:
     def _rows(self, each: Growing, end: int, advantages: torch.Tensor | None) -> list[dict[str, Any]]:
         """Rows of the trajectories up to `end` that are not written yet."""
         first, each.num_written = each.num_written, end
-        if not self._trainer.args.save_trajectories:
-            return []
         return scored_rows(
             self._trainer,
             [replace(each.tree, trajectories=each.tree.trajectories[:end], points=())],
