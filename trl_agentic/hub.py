@@ -53,7 +53,7 @@ COLUMNS = {
     "advantages": "advantage of each sampled token, null if it was not trained",
     "tool_calls": "name, arguments (JSON), result, status, latency in seconds, whether it came from a cache",
     "status": "why the trajectory ended",
-    "reward": "weighted sum of the rewards, null if it was not scored",
+    "reward": "weighted sum of the rewards, null if it was not scored, or a branch that was cut off",
     "rewards": "reward of each function",
     "model_version": "weight syncs before it was sampled",
 }
