@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from trl_agentic.trainers.colocated import awake
+from trl_agentic.trainers.phase_times import PhaseTimes
 
 
 def sleeper(is_asleep: bool):
@@ -17,6 +18,7 @@ def sleeper(is_asleep: bool):
     trainer = SimpleNamespace(
         use_vllm=True, args=SimpleNamespace(vllm_enable_sleep_mode=True), vllm_generation=generation
     )
+    trainer.times = PhaseTimes(trainer, ("sync",))
     return trainer, notes
 
 
