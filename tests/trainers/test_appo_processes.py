@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from appo_two_processes import STILL, engine
+import torch
+from appo_two_processes import STILL, engine, moving
 from tiny import appo_trainer
 
 HERE = Path(__file__).resolve().parent
@@ -18,7 +19,7 @@ NAMES = pytest.mark.parametrize("name", ["barren", "fertile"])
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Output directory of three runs: in `barren`, rank 1 has no token to branch at; `still` learns nothing."""
+    """Output directory of four runs: in `barren`, rank 1 has no token to branch at; `still` learns nothing."""
     folder = tmp_path_factory.mktemp("appo_ranks")
     environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
     # `--multi_gpu` is how accelerate says "several processes"; `use_cpu` in the arguments keeps them on the CPU
@@ -111,3 +112,57 @@ def test_a_prompt_gets_the_same_branches_and_advantages_on_one_process_and_on_tw
 def sampled(advantages):
     """Those of the sampled tokens; none for a branch."""
     return [value for value in advantages or [] if value is not None]
+
+
+# --- a policy that moves: each optimizer step holds the same prompts on one process and on two
+
+
+@pytest.fixture(scope="module")
+def alone_and_together(runs, tmp_path_factory):
+    """The same run on one process, and on two with half the rows each."""
+    return (
+        [moving(tmp_path_factory.mktemp("alone"), per_device_train_batch_size=8)],
+        torch.load(runs / "moving" / "figures.pt"),
+    )
+
+
+def prompts_of_step(ranks, number):
+    """What an optimizer step made of each prompt, on whichever rank it was."""
+    merged = {}
+    for rank in ranks:
+        assert not merged.keys() & rank["steps"][number].keys()
+        merged |= rank["steps"][number]
+    return merged
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_an_optimizer_step_branches_alike_and_gives_the_same_credit_on_one_process_and_on_two(
+    alone_and_together, number
+):
+    alone, together = (prompts_of_step(ranks, number) for ranks in alone_and_together)
+    assert len(alone) == 4 and alone.keys() == together.keys()
+    for prompt, ours in alone.items():
+        theirs = together[prompt]
+        assert len(ours["points"]) == 8 and ours["points"] == theirs["points"]
+        assert ours["branches"] == theirs["branches"] and ours["rewards"] == theirs["rewards"]
+        for name in ("log_ratios", "advantages"):
+            for row, other in zip(ours[name], theirs[name], strict=True):
+                torch.testing.assert_close(row, other, rtol=0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_in_the_second_iteration_the_policy_has_moved_and_tokens_of_a_row_differ(alone_and_together, number):
+    for ranks in alone_and_together:
+        prompts = prompts_of_step(ranks, number).values()
+        assert all(row.abs().max() > 0.01 for prompt in prompts for row in prompt["log_ratios"])
+        assert sum(bool(row.max() - row.min() > 0.01) for prompt in prompts for row in prompt["advantages"]) >= 2
+    first, second = (prompts_of_step(alone_and_together[0], step) for step in (number - 1, number))
+    assert any(first[prompt]["points"] != second[prompt]["points"] for prompt in first)
+
+
+def test_the_weights_after_two_generations_differ_by_the_order_of_sums_alone(alone_and_together):
+    """They have moved by between 1e-4 and 0.3, and lie 3e-8 apart."""
+    (alone,), (first, second) = alone_and_together
+    for name, value in alone["weights"].items():
+        assert torch.equal(first["weights"][name], second["weights"][name])
+        torch.testing.assert_close(value, first["weights"][name], rtol=0.0, atol=1e-6)
