@@ -1,4 +1,8 @@
-"""Every option of `GRPOConfig` works or raises: the table in `docs/options.md`, row by row."""
+"""
+Every option of `GRPOConfig` works or raises: the table in `docs/options.md`, row by row.
+
+What APPO does not share with ARPO is in `test_appo_every_option.py`.
+"""
 
 import dataclasses
 import re
@@ -7,7 +11,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from test_equals_grpo import OPTIONS
-from tiny import CALL, config, dataset, length_reward, scripted_engine, search, tiny_model_path, trainer
+from tiny import (
+    CALL,
+    appo_config,
+    config,
+    dataset,
+    length_reward,
+    scripted_engine,
+    search,
+    tiny_model_path,
+    trainer,
+)
 from transformers import TrainingArguments
 from trl import GRPOConfig
 from word_tokenizer import word_tokenizer, words
@@ -16,6 +30,7 @@ from trl_agentic.rollout.engine import Script, ScriptedEngine
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.trainers import ARPOTrainer
 
+BOTH = pytest.mark.parametrize("config", [config, appo_config], ids=["arpo", "appo"])
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 ROWS = dict(re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", TABLE.read_text(), re.MULTILINE))
 
@@ -78,8 +93,9 @@ def test_every_row_is_checked_the_way_it_says():
 
 
 @pytest.mark.filterwarnings("ignore:`use_transformers_paged` is deprecated:FutureWarning")
+@BOTH
 @pytest.mark.parametrize("name", sorted(RAISES))
-def test_an_option_that_could_only_be_ignored_raises_and_says_why(tmp_path, name):
+def test_an_option_that_could_only_be_ignored_raises_and_says_why(tmp_path, config, name):
     reported = "use_transformers_continuous_batching" if name == "use_transformers_paged" else name
     with pytest.raises(ValueError, match=f"`{reported}=.*is not supported: .*Leave it at"):
         config(tmp_path, **{name: RAISES[name]})
@@ -95,8 +111,9 @@ def test_sampling_options_reach_the_engine(tmp_path, name):
     assert {repr(getattr(request.sampling, attribute)) for request in engine.requests} == {repr(SAMPLING[name])}
 
 
+@BOTH
 @pytest.mark.parametrize(("name", "value"), [("top_p", 0.9), ("top_k", 5), ("min_p", 0.1)])
-def test_truncated_sampling_with_vllm_warns_that_ratios_are_biased(tmp_path, name, value):
+def test_truncated_sampling_with_vllm_warns_that_ratios_are_biased(tmp_path, config, name, value):
     with pytest.warns(UserWarning, match="renormalised"):
         config(tmp_path, use_vllm=True, **{name: value})
 
@@ -172,6 +189,7 @@ def test_completions_are_logged_and_printed_as_trl_does(tmp_path, capsys):
     assert "Completion" in capsys.readouterr().out
 
 
-def test_a_completions_repository_without_logged_completions_raises_as_in_trl(tmp_path):
+@BOTH
+def test_a_completions_repository_without_logged_completions_raises_as_in_trl(tmp_path, config):
     with pytest.raises(ValueError, match="log_completions_hub_repo is set, but log_completions is False"):
         config(tmp_path, log_completions_hub_repo="me/rollouts")
