@@ -1,9 +1,6 @@
 """APPO on two data-parallel ranks: the same collective calls whatever each can branch from, and one set of weights."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from appo_two_processes import STILL, engine, moving
+from launching import TWO_PROCESSES, run_script
 from tiny import appo_trainer
 
 HERE = Path(__file__).resolve().parent
@@ -21,26 +19,7 @@ NAMES = pytest.mark.parametrize("name", ["barren", "fertile"])
 def runs(tmp_path_factory):
     """Output directory of four runs: in `barren`, rank 1 has no token to branch at; `still` learns nothing."""
     folder = tmp_path_factory.mktemp("appo_ranks")
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
-    # `--multi_gpu` is how accelerate says "several processes"; `use_cpu` in the arguments keeps them on the CPU
-    flags = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            *flags.split(),
-            "--num_cpu_threads_per_process",
-            "1",
-            str(HERE / "appo_two_processes.py"),
-            str(folder),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=540,
-        env=environment,
-    )
-    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+    run_script("appo_two_processes.py", folder, TWO_PROCESSES)
     return folder
 
 

@@ -1,14 +1,8 @@
 """APPO's branches under a real colocated vLLM: sampled by the weights of the moment, from prefixes in the cache."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from launching import measured_by
 
-HERE = Path(__file__).resolve().parent
 BLOCK_SIZE = 32
 FRESH = (0, 3)  # the optimizer steps with which a generation begins
 
@@ -16,17 +10,7 @@ FRESH = (0, 3)  # the optimizer steps with which a generation begins
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory):
     """What `appo_vllm_checks.py` measured in generations of three optimizer steps."""
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, str(HERE / "appo_vllm_checks.py"), str(tmp_path_factory.mktemp("appo_vllm"))],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment,
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("FIGURES ")]
-    assert process.returncode == 0 and lines, process.stdout[-2000:] + process.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("FIGURES "))
+    return measured_by("appo_vllm_checks.py", tmp_path_factory.mktemp("appo_vllm"))
 
 
 def test_every_optimizer_step_grows_its_branches(figures):

@@ -1,20 +1,13 @@
 """LoRA: adapters train, the base stays, and the engine samples from the merged weights."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from launching import measured_by
 from peft import LoraConfig
 from tiny import config, dataset, length_reward, scripted_engine, search, tiny_model_path
 from word_tokenizer import word_tokenizer
 
 from trl_agentic.trainers import ARPOTrainer
-
-HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
@@ -36,16 +29,7 @@ def test_adapters_train_and_the_base_model_stays(tmp_path, beta):
 
 
 def test_the_engine_samples_from_the_merged_weights(tmp_path):
-    process = subprocess.run(
-        [sys.executable, str(HERE / "lora_checks.py"), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"},
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("FIGURES ")]
-    assert process.returncode == 0 and lines, process.stdout[-2000:] + process.stderr[-4000:]
-    figures = json.loads(lines[0].removeprefix("FIGURES "))
+    figures = measured_by("lora_checks.py", tmp_path)
     assert figures["base"] > 0.05  # the adapter changes the policy visibly ...
     assert figures["merged"] < 1e-3  # ... and the engine has it
     assert figures["after_training"] < 1e-3

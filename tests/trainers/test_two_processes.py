@@ -1,42 +1,18 @@
 """Data-parallel ranks: no deadlock, groups intact, one set of weights."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-
-HERE = Path(__file__).resolve().parent
+from launching import TWO_PROCESSES, run_script
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Output directory of two steps on two processes."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
-    # `--multi_gpu` is how accelerate says "several processes"; `use_cpu` in the arguments keeps them on the CPU
-    flags = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            *flags.split(),
-            "--num_cpu_threads_per_process",
-            "1",
-            str(HERE / "two_processes.py"),
-            str(folder),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=540,
-        env=environment,
-    )
-    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+    run_script("two_processes.py", folder, TWO_PROCESSES)
     return folder
 
 

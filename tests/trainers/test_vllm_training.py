@@ -1,31 +1,15 @@
 """A trainer with its real colocated vLLM: parity, weight sync, prefix cache."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from launching import measured_by
 
-HERE = Path(__file__).resolve().parent
 BLOCK_SIZE = 32
 
 
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory):
     """What `vllm_checks.py` measured."""
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [sys.executable, str(HERE / "vllm_checks.py"), str(tmp_path_factory.mktemp("vllm"))],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=environment,
-    )
-    lines = [line for line in process.stdout.splitlines() if line.startswith("FIGURES ")]
-    assert process.returncode == 0 and lines, process.stdout[-2000:] + process.stderr[-4000:]
-    return json.loads(lines[0].removeprefix("FIGURES "))
+    return measured_by("vllm_checks.py", tmp_path_factory.mktemp("vllm"))
 
 
 def test_engine_and_trainer_agree_on_logprobs_and_entropies(figures):
