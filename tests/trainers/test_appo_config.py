@@ -80,7 +80,7 @@ def test_the_trajectories_are_described_with_their_formula(tmp_path):
         ),
         ({"branches_per_rollout": -1}, "`branches_per_rollout` must be at least 0, got -1"),
         ({"branches_per_rollout": None}, "`branches_per_rollout` must be at least 0, got None"),
-        ({"branches_per_rollout": math.inf}, "`branches_per_rollout` must be finite, got inf"),
+        ({"branches_per_rollout": math.inf}, "must be a whole number of at least 0, got inf"),
         ({"num_branch_rounds": 0}, "`num_branch_rounds` must be at least 1, got 0"),
         ({"score_clip": -0.1}, "`score_clip` must be at least 0.0, got -0.1"),
         ({"score_clip": math.nan}, "`score_clip` must be at least 0.0, got nan"),
@@ -303,3 +303,20 @@ def test_a_rule_of_scores_that_changes_nothing_is_not_silent(tmp_path, options):
 
 def test_dropout_is_off_by_default(tmp_path):
     assert appo_config(tmp_path).disable_dropout is True
+
+
+@pytest.mark.parametrize("options", [{"branches_per_rollout": 1.5}, {"num_branch_rounds": "2"}])
+def test_counts_are_whole_numbers(tmp_path, options):
+    with pytest.raises(ValueError, match=f"`{next(iter(options))}` must be a whole number"):
+        appo_config(tmp_path, **options)
+
+
+@pytest.mark.parametrize("bounds", [[True, 2.0], ["1", "2"], [1.0, None]])
+def test_bounds_are_numbers(tmp_path, bounds):
+    with pytest.raises(ValueError, match="`future_clip` must be two finite bounds"):
+        appo_config(tmp_path, future_clip=bounds)
+
+
+def test_without_branches_nothing_is_multiplied(tmp_path):
+    described = appo_config(tmp_path, branches_per_rollout=0).describe_trajectories()
+    assert described == "4 rollouts of a prompt, all of them trained, and no branches."

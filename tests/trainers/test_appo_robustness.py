@@ -112,6 +112,71 @@ def test_where_branches_differ_flat_rollouts_are_not_called_useless(tmp_path, ca
     assert "teaches nothing" in caplog.text
 
 
+def test_that_neither_rollouts_nor_branches_have_any_spread_is_said(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "trl_agentic"):
+        ours = appo_trainer(tmp_path, reward_funcs=lambda completions, **kwargs: [0.5] * len(completions), max_steps=1)
+        ours.train()
+    assert caplog.text.count("teaches nothing") == 1
+    assert logs(ours)[0]["appo/flat_prompts"] == 1.0 and logs(ours)[0]["appo/max_advantage"] == 0.0
+
+
+def test_an_infinite_reward_counts_as_none(tmp_path, caplog):
+    def hot(completions, completion_ids, **kwargs):
+        return [math.inf, *length_reward(completions, completion_ids)[1:]]
+
+    with caplog.at_level(logging.WARNING, "trl_agentic"):
+        ours = appo_trainer(tmp_path, reward_funcs=hot, max_steps=4)
+        ours.train()
+    assert "Infinite rewards of hot count as none" in caplog.text
+    assert all(math.isfinite(log["grad_norm"]) and math.isfinite(log["appo/branch_reward"]) for log in logs(ours))
+    rows = pq.read_table(tmp_path / "trajectories.parquet").to_pylist()
+    unscored = [row for row in rows if row["advantages"] is not None and row["reward"] is None]
+    assert unscored and all(set(row["advantages"]) <= {None, 0.0} for row in unscored)
+
+
+def test_metrics_of_branching_rollouts_are_not_logged_where_rollouts_do_not_branch(tmp_path):
+    ours = appo_trainer(tmp_path, max_steps=1)
+    ours.train()
+    assert not [name for name in logs(ours)[0] if name.startswith("branch/")]
+    assert "rollout/tool_calls" in logs(ours)[0]
+
+
+class Restless:
+    """An environment that says something else at each reset."""
+
+    num_resets = 0
+
+    def reset(self, **kwargs) -> str:
+        Restless.num_resets += 1
+        return f" {'abcdefgh'[Restless.num_resets % 8]}"
+
+    def fork(self):
+        return Restless()
+
+    def count(self) -> str:
+        """
+        Count.
+        """
+        return "1"
+
+
+def test_a_reset_that_does_not_repeat_costs_branches_their_state_and_not_the_run(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "trl_agentic"):
+        ours = APPOTrainer(
+            tiny_model_path(),
+            length_reward,
+            appo_config(tmp_path, max_steps=2),
+            dataset(),
+            processing_class=word_tokenizer(),
+            environment_factory=Restless,
+            engine=scripted_engine(),
+        )
+        ours.train()
+    assert ours.state.global_step == 2
+    assert logs(ours)[0]["branches/rollout/state/broken"] > 0
+    assert caplog.text.count("branches was lost") == 1
+
+
 def test_the_engine_wakes_once_for_all_rounds_of_a_phase(tmp_path, monkeypatch):
     woken = []
 

@@ -418,7 +418,7 @@ def test_a_tool_of_another_environment_is_no_tool_here(tmp_path):
 
 
 def test_an_unknown_environment_is_refused_as_in_trl(tmp_path):
-    questions = Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}], "environment": "attic"}])
+    questions = Dataset.from_list([{"prompt": [{"role": "user", "content": "a"}], "environment": "attic"}] * 2)
     ours = environment_trainer(tmp_path, {"shelf": Shelf}, train_dataset=questions)
     with pytest.raises(ValueError, match="Example has `environment='attic'`, which is not among.*\\['shelf'\\]"):
         score(ours, questions)

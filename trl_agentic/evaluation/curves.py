@@ -69,7 +69,10 @@ APPO_PANELS = (
     Panel(
         "Where the time goes",
         "seconds per optimizer step",
-        {f"time/{phase}_s": phase for phase in ("rollout", "score", "sync", "branch", "train")},
+        {
+            f"time/{phase}_s": phase.replace("_", " ")
+            for phase in ("rollout", "score", "sync", "branch", "branch_rewards", "train")
+        },
     ),
 )
 """What APPO logs."""

@@ -286,7 +286,7 @@ class RolloutLoop:
     def _give_up(self, growths: list[Growth]) -> None:
         """End everything that is unfinished; trajectories that were never started end empty."""
         logger.warning(
-            f"The rollout phase ran into its deadline of {self.limits.timeout_s} s; {len(self._paths)} unfinished "
+            f"The rollout phase ran into its deadline of {self.limits.timeout_s:.3g} s; {len(self._paths)} unfinished "
             "trajectories end with status 'deadline'. Raise `rollout_timeout_s` or lower `tool_timeout_s`."
         )
         for growth in growths:

@@ -179,7 +179,7 @@ class ToolState:
         history = self.history[: len(calls)]  # what was recorded is whole, what the model has seen may be cut
         assert calls == [result.call for result in history], "a branch begins with calls that its parent never made"
         child = ToolState(self.origin, history)
-        if len(history) > self.num_sound:
+        if self.made_by is None or len(history) > self.num_sound:  # a state that was never made is sound nowhere
             child.broken = self.broken
         return child
 

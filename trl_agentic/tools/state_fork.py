@@ -166,7 +166,7 @@ def _report(child: ToolState, recorded: ToolResult, found: ToolResult) -> None:
         f"The state of a branch could not be replayed: {name}({arguments}) gave {_shown(found.content)} "
         f"({found.status}), but {_shown(recorded.content)} ({recorded.status}) in the trajectory it branches from. "
         "The branch goes on without its state, and the model reads so. Let the environment repeat itself after "
-        "`reset`, or give it a `fork()` method."
+        "`reset`; where the trajectory is still under way, a `fork()` method makes that needless."
     )
 
 

@@ -160,6 +160,8 @@ class AgenticConfig(GRPOConfig):
     def _check_least(self, least: Mapping[str, float]) -> None:
         for name, bound in least.items():
             value = vars(self)[name]
+            if isinstance(bound, int) and not isinstance(value, int | None):
+                raise ValueError(f"`{name}` must be a whole number of at least {bound}, got {value!r}.")
             if value is None or not value >= bound:
                 raise ValueError(f"`{name}` must be at least {bound}, got {value}.")
             if value == math.inf:

@@ -51,6 +51,7 @@ class AgenticTrainer(GRPOTrainer):
     args: AgenticConfig
     config_class: type[AgenticConfig]
     phases: tuple[str, ...] = ("rollout", "sync")  # of an optimizer step, for the metrics
+    branches_in_rollout = True
     card_results: str | None = None  # Markdown for the model card, such as a before/after table
     _last_loaded_step: int  # both of TRL's: the step whose weights the engine has, and the rows of a generation
     _buffered_inputs: list[dict[str, torch.Tensor]] | None

@@ -162,6 +162,8 @@ class APPOConfig(AgenticConfig):
     def describe_trajectories(self) -> str:
         """How many trajectories a prompt gets, and where they come from, as a sentence."""
         trained, rounds = self.num_generations, self.num_branch_rounds
+        if not self.branches_per_rollout:
+            return f"{trained} rollouts of a prompt, all of them trained, and no branches."
         powers = f"({self.branches_per_rollout} + 1)" + (f"^{rounds}" if rounds > 1 else "")
         period = "optimizer step that it takes part in" if self.branch_schedule == "mini_batch" else "generation"
         return (
@@ -202,4 +204,6 @@ class APPOConfig(AgenticConfig):
 
 
 def _are_bounds(values: Sequence[float]) -> bool:
-    return isinstance(values, list | tuple) and len(values) == 2 and 0 <= values[0] <= values[1] < math.inf
+    if not isinstance(values, list | tuple) or [type(value) in (int, float) for value in values] != [True, True]:
+        return False
+    return 0 <= values[0] <= values[1] < math.inf

@@ -15,7 +15,7 @@ from ..algorithms import (
 )
 from .agentic_trainer import AgenticTrainer
 from .appo_config import APPOConfig
-from .branch_metrics import future_metrics
+from .branch_metrics import advantage_metrics, future_metrics
 from .branch_phase import BranchPhase
 from .branch_points import PolicyView, blank_tokens
 from .checks import warn_about_dropout, warn_without_spread
@@ -68,6 +68,7 @@ class APPOTrainer(AgenticTrainer):
     config_class = APPOConfig
     args: APPOConfig
     phases = ("rollout", "score", "sync", "branch", "branch_rewards")
+    branches_in_rollout = False
     _tag_names = ["trl", "appo"]
     _name = "APPO"
     _paper = {
@@ -100,8 +101,6 @@ class APPOTrainer(AgenticTrainer):
 
     def finish_generation(self, examples: list[dict], scores: Scores, output: dict[str, torch.Tensor]) -> None:
         """Take up a generation: its advantages are assigned, and its rollouts written, when they are trained."""
-        if not self.args.branches_per_rollout:  # else branches may have the spread that rollouts lack
-            warn_without_spread(self._metrics["train"])
         self.branch_phase.begin(examples, scores)
         output["rollout_row"] = torch.arange(len(output["advantages"]), device=self.accelerator.device)  # (B,)
 
@@ -139,6 +138,8 @@ class APPOTrainer(AgenticTrainer):
             assert self._buffered_inputs is not None, "the base class has filled it"
             phase.run(self.view(joined_rows(self._buffered_inputs)))
         advantages, in_loss = self.assign(view, rows["advantages"])
+        log_merged(self, advantage_metrics(advantages, view.sampled_mask, args.num_generations))
+        warn_without_spread(self._metrics["train"], "appo/flat_prompts")
         phase.write(view.rows, advantages, in_loss)
         assigned = {"advantages": advantages, "tool_mask": rows["tool_mask"] * in_loss.unsqueeze(1)}
         parts = {name: values.split(args.per_device_train_batch_size) for name, values in assigned.items()}

@@ -56,6 +56,27 @@ def future_metrics(
     }
 
 
+def advantage_metrics(advantages: torch.Tensor, sampled_mask: torch.Tensor, size: int) -> dict[str, float]:
+    """
+    What an optimizer step has to learn from.
+
+    Args:
+        advantages (`torch.Tensor`):
+            Of shape `(B,)` or `(B, T)`.
+        sampled_mask (`torch.Tensor`):
+            True on sampled tokens that are trained, of shape `(B, T)`.
+        size (`int`):
+            Rows of a prompt.
+
+    Returns:
+        `dict[str, float]`: The share of prompts whose advantages are all 0, and the largest advantage of any token.
+    """
+    of_tokens = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
+    sizes = (of_tokens * sampled_mask).abs().amax(dim=1).view(-1, size)  # (B / N, N)
+    flat = (sizes == 0).all(dim=1).float().mean()
+    return {"appo/flat_prompts": float(flat), "appo/max_advantage": float(sizes.max())}
+
+
 def branch_metrics(
     trees: Sequence[BranchTree], firsts: Sequence[int], rewards: torch.Tensor, wanted: int
 ) -> dict[str, float]:

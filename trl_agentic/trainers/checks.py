@@ -244,15 +244,17 @@ def warn_about_dropout(model: torch.nn.Module) -> None:
         )
 
 
-def warn_without_spread(metrics: Mapping[str, list[Any]]) -> None:
+def warn_without_spread(metrics: Mapping[str, list[Any]], name: str = "frac_reward_zero_std") -> None:
     """
     Say when a generation can teach nothing, since all rewards of each group are equal.
 
     Args:
         metrics (`Mapping[str, list]`):
             The trainer's metrics of the present step.
+        name (`str`, *optional*, defaults to `"frac_reward_zero_std"`):
+            The one with the share of prompts that teach nothing.
     """
-    flat = metrics.get("frac_reward_zero_std", [0.0])[-1]
+    flat = metrics.get(name, [0.0])[-1]
     clipped = metrics.get("completions/clipped_ratio", [0.0])[-1]
     if flat < 1.0:
         return

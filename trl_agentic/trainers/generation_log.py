@@ -75,7 +75,12 @@ def log_rollout(trainer: AgenticTrainer, trees: list[BranchTree], batch: Rollout
     metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
     for name, value in completion_metrics(rows).items():
         metrics[name].append(value)
-    local = rollout_metrics(trees) | state_metrics(trainer.rollout_states.owned) | trainer.runtime.metrics
+    described = {
+        name: value
+        for name, value in rollout_metrics(trees).items()
+        if trainer.branches_in_rollout or not name.startswith("branch/")
+    }
+    local = described | state_metrics(trainer.rollout_states.owned) | trainer.runtime.metrics
     local["rollout/tokens_per_s"] = local["rollout/sampled_tokens"] / trainer._rollout_s
     log_merged(trainer, local)
 

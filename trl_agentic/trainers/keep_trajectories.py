@@ -38,6 +38,8 @@ class KeepTrajectories(TrainerCallback):
         if state.global_step == 0 and writer.path.is_file() and state.is_world_process_zero:
             logger.warning(f"{writer.path} holds the rollouts of an earlier run, which this one replaces.")
         writer.rewind(state.global_step)
+        # A run that resumes counts on: there was a synchronisation in each step at the most, and one before the first.
+        self.trainer._model_version = max(self.trainer._model_version, state.global_step)
         self.trainer.accelerator.wait_for_everyone()  # nobody writes before everybody has forgotten
 
     def on_save(self, args, state, control, **kwargs):

@@ -121,12 +121,13 @@ class RolloutStates:
         """
         self.rows = [*self.rows, *states]
         self._settle()
-        lost = [state for state in states if state is not None and state.made_by is None]
+        lost = [state for state in states if state is not None and state.broken is not None]
         if lost and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                f"The state of {len(lost)} of {len(states)} branches could not be made anew, so they went on without. "
-                f"It is replayed: `reset` and the recorded calls must be repeatable. The first: {lost[0].broken}"
+                f"The state of {len(lost)} of {len(states)} branches was lost, so they went on without. States of "
+                "branches come by replay: `reset` and calls must give the same when they are repeated. The first: "
+                f"{lost[0].broken} From now on `branches/rollout/state/broken` counts them."
             )
 
     def _settle(self) -> None:
@@ -172,7 +173,7 @@ class RolloutStates:
         Raises:
             ValueError: If an environment has no single prompt for the trajectories of a group.
         """
-        for state in self.owned:
+        for state in self.owned if rows is None else ():  # branches do without a state that could not be replayed
             if state.conflict is not None:
                 raise ValueError(state.conflict)
         if not self._environments.kinds:

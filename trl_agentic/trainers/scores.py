@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ import torch
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,13 @@ class Scores:
                 Rewards of the rows of all processes, equally many of each, of shape `(num_processes * B, F)`.
 
         Returns:
-            [`Scores`]: The rewards of this process' rows.
+            [`Scores`]: The rewards of this process' rows; one that is infinite counts as none, with a warning.
         """
         own = gathered.chunk(trainer.accelerator.num_processes)[trainer.accelerator.process_index]
+        if own.isinf().any():
+            names = [trainer.reward_func_names[column] for column in own.isinf().any(dim=0).nonzero().flatten()]
+            logger.warning(f"Infinite rewards of {', '.join(names)} count as none: let it return None where it fails.")
+            own = own.masked_fill(own.isinf(), torch.nan)
         weighted = (own * trainer.reward_weights.to(own.device)).nansum(dim=1)
         return cls(own, weighted.masked_fill(own.isnan().all(dim=1), torch.nan))
 
