@@ -96,7 +96,7 @@ class APPOTrainer(AgenticTrainer):
 
     def train(self, *args, **kwargs):
         """As in [`~transformers.Trainer`]; what an earlier call has left unfinished is forgotten."""
-        self.branch_phase = BranchPhase(self)
+        self.branch_phase.forget()
         return super().train(*args, **kwargs)
 
     def finish_generation(self, examples: list[dict], scores: Scores, output: dict[str, torch.Tensor]) -> None:

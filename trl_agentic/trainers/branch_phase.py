@@ -109,6 +109,10 @@ class BranchPhase:
             messages, states = trainer._batch.completions[rows], trainer._row_states[rows]
             self._trees.append(Growing(example, tree, states, messages, scores[rows], first=size))
 
+    def forget(self) -> None:
+        """Drop the generation, whatever is left of it."""
+        self._trees = []
+
     def trees_of(self, rows: Sequence[int]) -> list[Growing]:
         """The tree of each group of rows, which are numbers in the generation."""
         size = self._trainer.args.num_generations
@@ -278,7 +282,7 @@ class BranchPhase:
             if not each.num_written:
                 rows = self._rows(each, len(each.tree.trajectories), None)
                 self._trainer.trajectory_writer.write(self.planted_step, rows)
-        self._trees = []
+        self.forget()
 
     def _rows(self, each: Growing, end: int, advantages: torch.Tensor | None) -> list[dict[str, Any]]:
         """Rows of the trajectories up to `end` that are not written yet."""
