@@ -124,7 +124,7 @@ def test_ratios_are_one_where_a_generation_begins_and_move_after_that(tmp_path, 
     ours, _ = trained(tmp_path, max_steps=6, **options)
     for number, log in enumerate(ours.state.log_history[:6]):
         if number in (0, 4):
-            assert log["appo/ratio_noise_floor"] == 0.0 and "appo/ratio" not in log
+            assert 0 < log["appo/ratio_noise_floor"] < 1e-6 and "appo/ratio" not in log
         else:
             assert log["appo/ratio_std"] > 1e-3 and log["appo/future_value_std"] > 1e-3
             assert log["appo/ratio"] != 1.0 and "appo/ratio_noise_floor" not in log

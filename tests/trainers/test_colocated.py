@@ -14,9 +14,11 @@ def sleeper(is_asleep: bool):
     llm = SimpleNamespace(
         wake_up=lambda tags: notes.append(f"wake {tags[0]}"), sleep=lambda level: notes.append(f"sleep {level}")
     )
-    generation = SimpleNamespace(llm=llm, sync_weights=lambda: notes.append("sync"), _llm_weights_sleeping=is_asleep)
+    generation = SimpleNamespace(llm=llm, _llm_weights_sleeping=is_asleep)
     trainer = SimpleNamespace(
-        use_vllm=True, args=SimpleNamespace(vllm_enable_sleep_mode=True), vllm_generation=generation
+        args=SimpleNamespace(vllm_enable_sleep_mode=True),
+        vllm_generation=generation,
+        weight_sync=SimpleNamespace(push=lambda: notes.append("sync")),
     )
     trainer.times = PhaseTimes(trainer, ("sync",))
     return trainer, notes

@@ -103,7 +103,7 @@ class VLLMEngine:
             Whether to measure entropies. Greedy requests never have any.
 
     Raises:
-        ValueError: If `llm` reports another kind of log-probs.
+        ValueError: If `llm` reports another kind of log-probs, or decodes speculatively.
     """
 
     def __init__(self, llm: LLM, with_entropies: bool = True):
@@ -112,6 +112,11 @@ class VLLMEngine:
             raise ValueError(
                 f"The engine's log-probs have to be those it samples from, but this one was built with "
                 f"logprobs_mode={mode!r}. Build it with logprobs_mode='processed_logprobs'."
+            )
+        if with_entropies and llm.llm_engine.vllm_config.speculative_config is not None:
+            raise ValueError(
+                "The engine decodes speculatively, and entropies of drafted tokens cannot be measured. Build it without "
+                "`speculative_config`, or pass with_entropies=False."
             )
         self._llm = llm
         self._with_entropies = with_entropies

@@ -56,7 +56,7 @@ class Measurement:
         self._ready: torch.Event | None = None
         self._host = entropies
         if entropies.device.type != "cpu":
-            self._host = torch.empty(entropies.shape, dtype=entropies.dtype, pin_memory=True)
+            self._host = torch.empty(entropies.shape, dtype=entropies.dtype, device="cpu", pin_memory=True)
             self._host.copy_(entropies, non_blocking=True)
             self._ready = torch.Event(entropies.device)
             self._ready.record()

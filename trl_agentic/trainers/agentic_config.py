@@ -45,6 +45,22 @@ UNSUPPORTED = {
     "cache_implementation": "the rollout manages its own cache",
     "ds3_gather_for_generation": "the policy itself does not generate under DeepSpeed; vLLM does",
 }
+_NO_DRAFTS = "drafted tokens are sampled without our logits processor, so their entropies would be wrong"
+_ONE_ENGINE = "each process drives an engine of its own, in its own process"
+UNSUPPORTED_ENGINE_KWARGS = {
+    "speculative_config": _NO_DRAFTS,
+    "spec_method": _NO_DRAFTS,
+    "spec_model": _NO_DRAFTS,
+    "spec_tokens": _NO_DRAFTS,
+    "tensor_parallel_size": _ONE_ENGINE,
+    "pipeline_parallel_size": _ONE_ENGINE,
+    "data_parallel_size": _ONE_ENGINE,
+    "distributed_executor_backend": _ONE_ENGINE,
+    "logprobs_mode": "ratios need the log-probs of the distribution that was sampled from",
+    "model": "the engine has to serve the policy; pass `model` to the trainer",
+    "seed": "it would be the same on each process; set `seed`, from which each engine's is derived",
+    "enable_sleep_mode": "the trainer would not wake the engine; set `vllm_enable_sleep_mode`",
+}
 
 
 @dataclass
@@ -145,6 +161,7 @@ class AgenticConfig(GRPOConfig):
         self._check_generation_kwargs()
         self._check_groups()
         self._check_unsupported()
+        self._check_engine_kwargs()
         if self.use_vllm and (self.top_p < 1 or self.top_k > 0 or self.min_p):
             warnings.warn(
                 "With `top_p`, `top_k` or `min_p` the engine's log-probs are renormalised over the tokens that are "
@@ -210,3 +227,10 @@ class AgenticConfig(GRPOConfig):
             default = GRPOConfig.__dataclass_fields__[name].default
             if (value := vars(self)[name]) != default:
                 raise ValueError(f"`{name}={value!r}` is not supported: {remedy}. Leave it at {default!r}.")
+
+    def _check_engine_kwargs(self) -> None:
+        """Arguments of the engine with which rollouts would go wrong."""
+        assert not isinstance(self.vllm_engine_kwargs, str), "the base class parses JSON"
+        for name, reason in UNSUPPORTED_ENGINE_KWARGS.items():
+            if name in (self.vllm_engine_kwargs or {}):
+                raise ValueError(f"`vllm_engine_kwargs` may not hold {name!r}: {reason}. Leave it out.")

@@ -16,7 +16,6 @@ from trl.trainer.utils import get_config_model_id, split_tensor_dict
 
 from ..rollout.batch import RolloutBatch, depth_first
 from ..rollout.engine import Engine
-from ..rollout.path import Prompt
 from ..rollout.policy import BranchPolicy, NoBranching
 from ..rollout.trajectory_file import TrajectoryWriter
 from ..types import BranchTree
@@ -24,6 +23,7 @@ from .agentic_config import AgenticConfig
 from .checks import check_arguments, check_datasets, check_engine, describe_first_rows, warn_without_spread
 from .colocated import awake, build_engine, extra_vllm_arguments
 from .environments import Environments, placeholder_dataset, with_weights
+from .fsdp2 import keep_float32
 from .generation_log import log_rollout
 from .group_rows import mask_rows, shuffle_groups
 from .keep_trajectories import KeepTrajectories, scored_rows
@@ -31,9 +31,10 @@ from .model_card import write_model_card
 from .non_finite import SkipNonFiniteSteps
 from .phase_times import PhaseTimes
 from .reward_guard import RewardGuard
-from .rollout_settings import dialect_for, make_loop, make_runtime
+from .rollout_settings import dialect_for, make_loop, make_runtime, planted_prompts, prompt_dialects
 from .rollout_states import RolloutStates
 from .scores import Scores
+from .weight_sync import WeightSync
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -102,6 +103,11 @@ class AgenticTrainer(GRPOTrainer):
             )
         self._set_up_rollouts(environments, engine)
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """As in [`~transformers.Trainer`]; under FSDP2, log-probs and gradient reduction keep float32."""
+        super().create_accelerator_and_postprocess()
+        keep_float32(self.accelerator)
+
     def _set_up_rollouts(self, environments: Environments, engine: Engine | None) -> None:
         """Build what stands between TRL's trainer and the loop."""
         args = self.args
@@ -109,14 +115,11 @@ class AgenticTrainer(GRPOTrainer):
             raise ValueError(f"{type(self).__name__} trains text models; pass a tokenizer as `processing_class`.")
         self.rollout_tools = environments.tools
         self.dialect = dialect_for(self, self.rollout_tools)
-        # A prompt shows the tools of its own environment; calls are read and answered alike for all.
-        self._prompt_dialects = {
-            name: dialect_for(self, environments.tools_of(name)) if len(environments.kinds) > 1 else self.dialect
-            for name in environments.kinds or [None]
-        }
+        self._prompt_dialects = prompt_dialects(self, environments)
         self.runtime, self._closing = make_runtime(self)
         self.rollout_states = RolloutStates(environments, self.runtime, args)
         self.engine = build_engine(self) if engine is None else engine
+        self.weight_sync = WeightSync(self.vllm_generation) if self.use_vllm else None
         self.mask_truncated_completions = False  # TRL guesses by the last token; the status of a rollout knows
         self._model_version = self._num_rollouts = 0
         self._last_loaded_step = -1
@@ -169,12 +172,7 @@ class AgenticTrainer(GRPOTrainer):
     ) -> list[BranchTree]:
         """Sample from prompts whose environments are set up."""
         self._num_rollouts += 1
-        prefix = f"{self.state.global_step}-{self.accelerator.process_index}-{self._num_rollouts}"
-        dialects, states = self._prompt_dialects, self.rollout_states
-        planted = [
-            Prompt(f"{prefix}-{number}", tuple(dialects[name].encode_prompt(prompt)), num_generations, root)
-            for number, (prompt, name, root) in enumerate(zip(prompts, states.names, states.roots, strict=True))
-        ]
+        planted, states = planted_prompts(self, prompts, num_generations), self.rollout_states
         loop = make_loop(self, policy or NoBranching(), temperature)
         self._sync_weights()
         with awake(self), profiling_context(self, "rollout"), self.times.measured("rollout"):
@@ -204,9 +202,9 @@ class AgenticTrainer(GRPOTrainer):
         """Give the engine the weights of this step, once."""
         if self.state.global_step == self._last_loaded_step:
             return
-        if self.use_vllm:
+        if self.weight_sync is not None:
             with profiling_context(self, "sync_weights"), self.times.measured("sync"):
-                self.vllm_generation.sync_weights()
+                self.weight_sync.push()
         self._last_loaded_step = self.state.global_step
         self._model_version += 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from trl.models.utils import disable_gradient_checkpointing
 
 from ..algorithms import (
@@ -164,9 +165,9 @@ class APPOTrainer(AgenticTrainer):
         with self.times.measured("score"):
             logps, entropies = self._read(rows)
             old = rows.get("old_per_token_logps")
-            difference = torch.zeros_like(logps) if old is None else (logps - old).masked_fill(~sampled, 0.0)
             is_fresh = self.state.global_step == self.branch_phase.planted_step
-            log_ratios = torch.zeros_like(difference) if is_fresh else difference
+            has_moved = old is not None and not is_fresh
+            log_ratios = (logps - old).masked_fill(~sampled, 0.0) if has_moved else torch.zeros_like(logps)
             gamma = 2.0 ** (-1.0 / args.future_half_life)
             view = PolicyView(
                 rows=rows["rollout_row"].tolist(),
@@ -178,20 +179,30 @@ class APPOTrainer(AgenticTrainer):
                     log_ratios, sampled, gamma, RELEASED_MAX_RATIO if args.released_safeguards else None
                 ),
             )
-        metrics = future_metrics(view, args.score_clip, args.future_clip, is_fresh)
-        if is_fresh and old is not None and sampled.any():
-            metrics["appo/ratio_noise_floor"] = float(difference[sampled].std(correction=0))
-        log_merged(self, metrics)
+            noise = self._rounding_noise(rows, logps, sampled) if is_fresh and old is not None else {}
+        log_merged(self, future_metrics(view, args.score_clip, args.future_clip, is_fresh) | noise)
         return view
 
-    def _read(self, rows: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of the completions and entropies at their positions, each of shape `(B, T)`."""
+    def _rounding_noise(self, rows: dict, logps: torch.Tensor, sampled: torch.Tensor) -> dict[str, float]:
+        """How far `log ρ` spreads by rounding alone: a micro-batch read again, where equal numbers round otherwise."""
+        size = self.args.per_device_train_batch_size
+        again, _ = self._read({name: values[:size] for name, values in rows.items()}, shift=1)
+        noise = (again - logps[:size])[sampled[:size]]
+        return {"appo/ratio_noise_floor": float(noise.std(correction=0))} if len(noise) else {}
+
+    def _read(self, rows: dict[str, torch.Tensor], shift: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Log-probs of the completions and entropies at their positions, each of shape `(B, T)`. A shift puts more padding
+        before the rows, which changes the numbers on the way, but not what comes out, except for rounding.
+        """
         kwargs = self.args.gradient_checkpointing_kwargs
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+        attended = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
         with torch.no_grad(), disable_gradient_checkpointing(self.model, kwargs):
             logps, entropies, _ = self._get_per_token_logps_and_entropies(
                 self.model,
-                torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
-                torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+                F.pad(ids, (shift, 0), value=self._tokenizer.pad_token_id),
+                F.pad(attended, (shift, 0)),
                 rows["completion_ids"].size(1),
                 self.args.per_device_train_batch_size,
                 compute_entropy=True,

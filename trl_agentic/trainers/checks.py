@@ -213,7 +213,7 @@ def check_engine(
     attended = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
     with torch.no_grad():
         logps, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, attended, rows["completion_ids"].size(1)
+            trainer.model, ids, attended, rows["completion_ids"].size(1), trainer.args.per_device_train_batch_size
         )
     sampled = (rows["completion_mask"] * rows["tool_mask"]).bool()  # (B, T)
     gap = (logps - rows["sampling_per_token_logps"])[sampled].abs()

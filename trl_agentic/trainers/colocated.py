@@ -87,13 +87,13 @@ def awake(trainer: AgenticTrainer) -> Iterator[None]:
         trainer ([`AgenticTrainer`]):
             Its trainer; nothing happens unless it uses vLLM with `vllm_enable_sleep_mode`.
     """
-    if not (trainer.use_vllm and trainer.args.vllm_enable_sleep_mode):
+    if trainer.weight_sync is None or not trainer.args.vllm_enable_sleep_mode:
         yield
         return
     generation = trainer.vllm_generation
     if generation._llm_weights_sleeping:
         with trainer.times.measured("sync"):
-            generation.sync_weights()
+            trainer.weight_sync.push()
     generation.llm.wake_up(tags=["kv_cache"])
     try:
         yield

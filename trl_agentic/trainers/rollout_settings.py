@@ -12,11 +12,13 @@ from ..rollout.dialects import make_dialect
 from ..rollout.engine import SamplingSettings
 from ..rollout.limits import Limits
 from ..rollout.loop import RolloutLoop
+from ..rollout.path import Prompt
 from ..rollout.policy import BranchPolicy
 from ..tools import ResultCache, ToolRuntime
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
+    from .environments import Environments
 
 
 def sampling_settings(trainer: AgenticTrainer, temperature: float | None = None) -> SamplingSettings:
@@ -54,6 +56,16 @@ def make_loop(trainer: AgenticTrainer, policy: BranchPolicy, temperature: float 
     )
 
 
+def planted_prompts(trainer: AgenticTrainer, prompts: Sequence[Any], num_generations: int) -> list[Prompt]:
+    """The prompts of the rollout that begins, under ids that are unique in the run, with their environments' roots."""
+    prefix = f"{trainer.state.global_step}-{trainer.accelerator.process_index}-{trainer._num_rollouts}"
+    dialects, states = trainer._prompt_dialects, trainer.rollout_states
+    return [
+        Prompt(f"{prefix}-{number}", tuple(dialects[name].encode_prompt(prompt)), num_generations, root)
+        for number, (prompt, name, root) in enumerate(zip(prompts, states.names, states.roots, strict=True))
+    ]
+
+
 def dialect_for(trainer: AgenticTrainer, tools: Sequence[Callable[..., Any]]) -> Dialect:
     """The dialect that the trainer's tokenizer speaks, for some tools."""
     return make_dialect(
@@ -64,6 +76,14 @@ def dialect_for(trainer: AgenticTrainer, tools: Sequence[Callable[..., Any]]) ->
         eos_token_ids=trainer.eos_token_ids,
         chat_template_kwargs=trainer.chat_template_kwargs,
     )
+
+
+def prompt_dialects(trainer: AgenticTrainer, environments: Environments) -> dict[str | None, Dialect]:
+    """The dialect of each environment's prompts, which show its own tools; calls are read alike in all."""
+    return {
+        name: dialect_for(trainer, environments.tools_of(name)) if len(environments.kinds) > 1 else trainer.dialect
+        for name in environments.kinds or [None]
+    }
 
 
 def make_runtime(trainer: AgenticTrainer) -> tuple[ToolRuntime, Callable[[], object]]:
