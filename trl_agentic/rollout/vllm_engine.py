@@ -115,8 +115,8 @@ class VLLMEngine:
             )
         if with_entropies and llm.llm_engine.vllm_config.speculative_config is not None:
             raise ValueError(
-                "The engine decodes speculatively, and entropies of drafted tokens cannot be measured. Build it without "
-                "`speculative_config`, or pass with_entropies=False."
+                "The engine decodes speculatively, and entropies of drafted tokens cannot be measured. Build it "
+                "without `speculative_config`, or pass with_entropies=False."
             )
         self._llm = llm
         self._with_entropies = with_entropies

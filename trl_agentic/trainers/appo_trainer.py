@@ -192,8 +192,8 @@ class APPOTrainer(AgenticTrainer):
 
     def _read(self, rows: dict[str, torch.Tensor], shift: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        Log-probs of the completions and entropies at their positions, each of shape `(B, T)`. A shift puts more padding
-        before the rows, which changes the numbers on the way, but not what comes out, except for rounding.
+        Log-probs of the completions and entropies at their positions, each of shape `(B, T)`. A shift puts more
+        padding before the rows, which changes the numbers on the way, but what comes out by its rounding alone.
         """
         kwargs = self.args.gradient_checkpointing_kwargs
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
