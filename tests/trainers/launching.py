@@ -4,7 +4,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 # `--multi_gpu` is how accelerate says "several processes"; `use_cpu` in the arguments keeps them on the CPU
@@ -12,22 +15,42 @@ TWO_PROCESSES = (
     "-m accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
     "--dynamo_backend no --num_cpu_threads_per_process 1"
 ).split()
+TWO_SHARDS = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
+# What `accelerate launch` sets for `configs/accelerate/fsdp2_8gpu.yaml`, which it does not do for CPUs
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true",
+    "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_MIXED_PRECISION": "bf16",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    "FSDP_OFFLOAD_PARAMS": "false",
+    "FSDP_ACTIVATION_CHECKPOINTING": "false",
+}
 
 
-def run_script(name: str, folder: Path, launcher: list[str] | None = None) -> str:
+def run_script(
+    name: str,
+    folder: Path,
+    launcher: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """What a script of this folder prints, given a folder to write to; an assertion if it fails."""
     process = subprocess.run(
-        [sys.executable, *(launcher or []), str(HERE / name), str(folder)],
+        [sys.executable, *launcher, str(HERE / name), str(folder), *arguments],
         capture_output=True,
         text=True,
         timeout=600,
-        env=os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1", **environment},
     )
-    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-8000:]
     return process.stdout
 
 
-def measured_by(name: str, folder: Path) -> dict:
+def measured_by(name: str, folder: Path, **how: Any) -> Any:
     """The figures that a script prints in a line of their own."""
-    (line,) = [line for line in run_script(name, folder).splitlines() if line.startswith("FIGURES ")]
+    (line,) = [line for line in run_script(name, folder, **how).splitlines() if line.startswith("FIGURES ")]
     return json.loads(line.removeprefix("FIGURES "))

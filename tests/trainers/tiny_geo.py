@@ -12,8 +12,17 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "trl_agentic" / "tasks" / "tiny_geo"
 
 
-def geo_trainer(output_dir, peft_config=None, **options) -> ARPOTrainer:
-    args = ARPOConfig(
+def geo_trainer(
+    output_dir,
+    peft_config=None,
+    eval_dataset=None,
+    config_class=ARPOConfig,
+    trainer_class=ARPOTrainer,
+    prepare=lambda args: None,
+    **options,
+):
+    """A trainer over `config_class`, whose arguments `prepare` may see before it is built."""
+    args = config_class(
         **(
             {
                 "output_dir": str(output_dir),
@@ -21,7 +30,6 @@ def geo_trainer(output_dir, peft_config=None, **options) -> ARPOTrainer:
                 "gradient_accumulation_steps": 1,
                 "max_steps": 2,
                 "max_completion_length": 128,
-                "entropy_window": 10,
                 "learning_rate": 1e-3,
                 "report_to": "none",
                 "use_cpu": True,
@@ -36,12 +44,14 @@ def geo_trainer(output_dir, peft_config=None, **options) -> ARPOTrainer:
             | options
         )
     )
-    return ARPOTrainer(
+    prepare(args)
+    return trainer_class(
         model=str(MODEL),
         reward_funcs=[rewards.arpo_reward, rewards.format_share_reward],
         args=args,
         train_dataset=load_geo("train", "compact", 64),
         processing_class=AutoTokenizer.from_pretrained(MODEL),
+        eval_dataset=eval_dataset,
         peft_config=peft_config,
         tools=geo_tools("compact"),
     )
