@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 # Before torch and vLLM are imported: one thread each, as test processes may share the cores, and no network.
@@ -15,6 +16,7 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import pytest
 import torch
+from async_scheduling import SCHEDULINGS, asynchronous_platform, play_streams
 from word_tokenizer import WORDS, word_tokenizer
 
 SHIPPED_MODEL = Path(__file__).resolve().parent.parent / "trl_agentic" / "tasks" / "tiny_geo"
@@ -74,23 +76,39 @@ def random_model(random_model_path: str):
 
 @pytest.fixture(scope="session")
 def make_llm() -> Iterator[object]:
-    """Builds vLLM engines for tests that need one of their own."""
+    """Builds vLLM engines, with a scheduling of `SCHEDULINGS`, for tests that need one of their own."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from vllm import LLM
 
     from trl_agentic.rollout.vllm_engine import entropy_engine_kwargs, prepare_cpu_platform
 
-    def make(path: str, **kwargs: object) -> LLM:
-        return LLM(path, **(VLLM_KWARGS | entropy_engine_kwargs() | kwargs))
+    def make(path: str, scheduling: str, **kwargs: object) -> LLM:
+        with asynchronous_platform() if scheduling == "async" else nullcontext():
+            llm = LLM(path, **(VLLM_KWARGS | entropy_engine_kwargs() | kwargs))
+        assert llm.llm_engine.vllm_config.scheduler_config.async_scheduling == (scheduling == "async")
+        return llm
 
     with pytest.MonkeyPatch.context() as patch:
         # An engine that goes away tears down vLLM's process groups, which the other engines of the process share.
         patch.setattr("vllm.v1.engine.core.cleanup_dist_env_and_memory", lambda: None)
+        play_streams(patch)
         prepare_cpu_platform(kv_cache_gib=1)
         yield make
 
 
 @pytest.fixture(scope="session")
-def vllm_llm(make_llm, random_model_path: str):
-    """The session's vLLM engine, over the random model: starting one costs seconds. Leave nothing running in it."""
-    return make_llm(random_model_path)
+def sync_llm(make_llm, random_model_path: str):
+    """A vLLM engine over the random model for the session. Leave nothing running in it."""
+    return make_llm(random_model_path, "sync")
+
+
+@pytest.fixture(scope="session")
+def async_llm(make_llm, random_model_path: str):
+    """The same with asynchronous scheduling."""
+    return make_llm(random_model_path, "async")
+
+
+@pytest.fixture(params=SCHEDULINGS)
+def vllm_llm(request):
+    """Each of the two."""
+    return request.getfixturevalue(f"{request.param}_llm")

@@ -16,7 +16,7 @@ def count_up(request: Request) -> Script:
     return Script(token_ids=tuple(request.token_ids[-1] + step for step in range(1, 512)))
 
 
-@pytest.fixture(params=["scripted", "transformers", "vllm"])
+@pytest.fixture(params=["scripted", "transformers", "sync_llm", "async_llm"])
 def engine(request):
     if request.param == "scripted":
         return ScriptedEngine(count_up, max_model_length=512)
@@ -25,7 +25,7 @@ def engine(request):
 
         model = request.getfixturevalue("random_model")
         return TransformersEngine(model, word_tokenizer(), generator=torch.Generator().manual_seed(0))
-    llm = request.getfixturevalue("vllm_llm")
+    llm = request.getfixturevalue(request.param)
     from trl_agentic.rollout.vllm_engine import VLLMEngine
 
     return VLLMEngine(llm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from async_scheduling import SCHEDULINGS
 from byte_tokenizer import byte_tokenizer
 from engine_checks import exact
 from regrown_trees import PROMPT, growing, grown, sampled_positions, search, search_then_answer
@@ -58,8 +59,8 @@ def bigram_path(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def bigram_vllm(make_llm, bigram_path):
-    return make_llm(bigram_path, num_gpu_blocks_override=256)
+def bigram_llms(make_llm, bigram_path):
+    return {scheduling: make_llm(bigram_path, scheduling, num_gpu_blocks_override=256) for scheduling in SCHEDULINGS}
 
 
 def vllm_engine(llm):
@@ -68,19 +69,19 @@ def vllm_engine(llm):
     return VLLMEngine(llm)
 
 
-@pytest.fixture(params=["transformers", "vllm"])
+@pytest.fixture(params=["transformers", *SCHEDULINGS])
 def random_engine(request, random_model):
     """An engine over the random model; a new one for every test."""
-    if request.param == "vllm":
-        return vllm_engine(request.getfixturevalue("vllm_llm"))
+    if request.param in SCHEDULINGS:
+        return vllm_engine(request.getfixturevalue(f"{request.param}_llm"))
     return TransformersEngine(random_model, word_tokenizer(), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(params=["transformers", "vllm"])
+@pytest.fixture(params=["transformers", *SCHEDULINGS])
 def bigram_engine(request, bigram_path):
     """An engine over the bigram model."""
-    if request.param == "vllm":
-        return vllm_engine(request.getfixturevalue("bigram_vllm"))
+    if request.param in SCHEDULINGS:
+        return vllm_engine(request.getfixturevalue("bigram_llms")[request.param])
     model = AutoModelForCausalLM.from_pretrained(bigram_path, dtype=torch.float32).eval()
     return TransformersEngine(model, BYTES, generator=torch.Generator().manual_seed(0))
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from async_scheduling import SCHEDULINGS
 from byte_tokenizer import byte_tokenizer
 from engine_checks import ask, assert_exact, drain, prompt
 from smollm2_tokenizer import smollm2_tokenizer
@@ -39,12 +40,16 @@ def engine(vllm_llm):
 
 @pytest.fixture(
     scope="module",
-    params=[byte_tokenizer, pytest.param(smollm2_tokenizer, marks=pytest.mark.slow)],
-    ids=lambda f: f.__name__,
+    params=[
+        pytest.param((make_tokenizer, scheduling), id=f"{make_tokenizer.__name__}-{scheduling}", marks=marks)
+        for make_tokenizer, marks in [(byte_tokenizer, ()), (smollm2_tokenizer, pytest.mark.slow)]
+        for scheduling in SCHEDULINGS
+    ],
 )
 def tags(request, make_llm, tmp_path_factory):
     """An engine whose tokenizer writes `</search>` in several tokens, and the tokenizer."""
-    tokenizer = request.param()
+    make_tokenizer, scheduling = request.param
+    tokenizer = make_tokenizer()
     folder = str(tmp_path_factory.mktemp("tags"))
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -59,7 +64,7 @@ def tags(request, make_llm, tmp_path_factory):
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return VLLMEngine(make_llm(folder, num_gpu_blocks_override=256)), tokenizer
+    return VLLMEngine(make_llm(folder, scheduling, num_gpu_blocks_override=256)), tokenizer
 
 
 def only(tokenizer, *texts: str) -> dict[str, list[int]]:
@@ -174,10 +179,19 @@ def test_engines_that_report_other_logprobs_are_refused():
         VLLMEngine(llm)
 
 
+def test_engines_that_draft_tokens_are_refused_where_entropies_are_asked_for():
+    llm = ManyTokensAtOnce(None)
+    llm.vllm_config = SimpleNamespace(speculative_config=SimpleNamespace(method="ngram"))
+    with pytest.raises(ValueError, match="Build it without `speculative_config`, or pass with_entropies=False"):
+        VLLMEngine(llm)
+    assert VLLMEngine(llm, with_entropies=False).num_unfinished == 0
+
+
 class ManyTokensAtOnce:
     """The parts of `vllm.LLM` that the engine drives, handing out several tokens of a request at once."""
 
     model_config = SimpleNamespace(logprobs_mode="processed_logprobs", max_model_len=512)
+    vllm_config = SimpleNamespace(speculative_config=None)
 
     def __init__(self, tokenizer):
         self.get_tokenizer = lambda: tokenizer
@@ -292,8 +306,9 @@ def test_variables_that_are_set_keep_their_values(monkeypatch):
     assert vllm._custom_ops._supports_onednn is False
 
 
-def test_new_weights_take_effect_everywhere_tied_embeddings_included(make_llm, random_model_path):
-    llm = make_llm(random_model_path, num_gpu_blocks_override=64)
+@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+def test_new_weights_take_effect_everywhere_tied_embeddings_included(make_llm, random_model_path, scheduling):
+    llm = make_llm(random_model_path, scheduling, num_gpu_blocks_override=64)
     engine = VLLMEngine(llm)
     model = AutoModelForCausalLM.from_pretrained(random_model_path, dtype=torch.float32).eval()
     assert model.config.tie_word_embeddings

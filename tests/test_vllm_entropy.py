@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from async_scheduling import SCHEDULINGS
 from engine_checks import Outcome, ask, assert_exact, drain, exact, prompt
 
 from trl_agentic.rollout.engine import Request, SamplingSettings
@@ -30,10 +31,11 @@ def nothing_is_left_in_the_store():
     assert len(STORE) == 0
 
 
-@pytest.fixture(scope="module")
-def cramped_llm(make_llm, random_model_path):
+@pytest.fixture(scope="module", params=SCHEDULINGS)
+def cramped_llm(request, make_llm, random_model_path):
     """17 usable cache blocks of 32 tokens, and at most 64 tokens a step: long prefills are cut, requests preempted."""
-    return make_llm(random_model_path, num_gpu_blocks_override=18, max_num_batched_tokens=64, disable_log_stats=False)
+    options = {"num_gpu_blocks_override": 18, "max_num_batched_tokens": 64, "disable_log_stats": False}
+    return make_llm(random_model_path, request.param, **options)
 
 
 def num_preemptions(llm) -> int:
