@@ -70,6 +70,7 @@ class Watch:
         plain = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         self.plain = (plain if adapter is None else get_peft_model(plain, adapter)).eval()
         self.events, self.gaps, self.dtypes, self.is_sharded, self.weights = [], [], set(), [], []
+        self.whole_before_sync = set()
         self.push, trainer.weight_sync.push = trainer.weight_sync.push, self.noted_push
         self.read, trainer._get_per_token_logps_and_entropies = (
             trainer._get_per_token_logps_and_entropies,
@@ -90,6 +91,8 @@ class Watch:
 
     def noted_push(self):
         self.events.append("sync")
+        names = [name for name, value in self.trainer.model.named_parameters() if not isinstance(value, DTensor)]
+        self.whole_before_sync |= set(names)
         self.push()
         parameters = dict(self.trainer.model.named_parameters())
         self.is_sharded.append(all(isinstance(parameter, DTensor) for parameter in parameters.values()))
@@ -131,6 +134,7 @@ def main(output_dir: str, scenario: str) -> None:
         "gaps": watch.gaps,
         "dtypes": sorted(watch.dtypes),
         "is_sharded": watch.is_sharded,
+        "whole_before_sync": sorted(watch.whole_before_sync),
         "steps": trainer.state.global_step,
         "frozen_is_equal": all(torch.equal(parameters[name].float(), value) for name, value in frozen.items()),
         "weights_at_syncs": watch.weights,

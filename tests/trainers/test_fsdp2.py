@@ -44,6 +44,11 @@ def test_after_each_sync_the_engine_has_the_policy_and_parameters_are_sharded(ra
         assert all(of_rank["is_sharded"])
 
 
+def test_a_forward_pass_without_gradient_leaves_norm_and_embeddings_whole(ranks):
+    """What accelerate does, and why a sync begins with sharding again."""
+    assert ranks("appo")[0]["whole_before_sync"] == ["model.embed_tokens.weight", "model.norm.weight"]
+
+
 @EACH
 def test_a_sleeping_engine_gets_its_weights_before_each_phase(ranks, scenario):
     for of_rank in ranks(scenario):

@@ -14,6 +14,7 @@ from test_equals_grpo import OPTIONS
 from tiny import (
     CALL,
     appo_config,
+    appo_trainer,
     config,
     dataset,
     length_reward,
@@ -29,6 +30,7 @@ from word_tokenizer import word_tokenizer, words
 from trl_agentic.rollout.engine import Script, ScriptedEngine
 from trl_agentic.rollout.tag_dialect import TagDialect
 from trl_agentic.trainers import ARPOTrainer
+from trl_agentic.trainers.agentic_config import UNSUPPORTED_ENGINE_KWARGS
 
 BOTH = pytest.mark.parametrize("config", [config, appo_config], ids=["arpo", "appo"])
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
@@ -99,6 +101,27 @@ def test_an_option_that_could_only_be_ignored_raises_and_says_why(tmp_path, conf
     reported = "use_transformers_continuous_batching" if name == "use_transformers_paged" else name
     with pytest.raises(ValueError, match=f"`{reported}=.*is not supported: .*Leave it at"):
         config(tmp_path, **{name: RAISES[name]})
+
+
+@BOTH
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED_ENGINE_KWARGS))
+def test_an_engine_argument_with_which_rollouts_would_go_wrong_raises(tmp_path, config, name):
+    for kwargs in ({name: "anything"}, f'{{"{name}": null}}'):
+        with pytest.raises(ValueError, match=f"`vllm_engine_kwargs` may not hold '{name}': .*Leave it out"):
+            config(tmp_path, vllm_engine_kwargs=kwargs)
+
+
+@BOTH
+def test_no_forward_pass_holds_more_rows_than_a_micro_batch(tmp_path, config):
+    ours = {"config": trainer, "appo_config": appo_trainer}[config.__name__](
+        tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4, steps_per_generation=8
+    )
+    rows = set()
+    ours.model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.add(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    ours.train()
+    assert rows == {2}
 
 
 @pytest.mark.filterwarnings("ignore:With `top_p`:UserWarning")
