@@ -56,3 +56,13 @@ def asynchronous_platform():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CpuPlatform, "check_and_update_config", classmethod(with_async_scheduling))
         yield
+
+
+@contextlib.contextmanager
+def scheduled(how: str):
+    """All engines within: `"sync"` or `"async"`."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        if how == "async":
+            play_streams(patch)
+            stack.enter_context(asynchronous_platform())
+        yield

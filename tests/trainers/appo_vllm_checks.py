@@ -8,40 +8,16 @@ import json
 import sys
 
 import torch
-from tiny_geo import MODEL
-from transformers import AutoTokenizer
+from async_scheduling import scheduled
+from tiny_geo import geo_trainer
 
-from trl_agentic import APPOConfig, APPOTrainer, rewards
-from trl_agentic.tasks import geo_tools, load_geo
+from trl_agentic import APPOConfig, APPOTrainer
 
 
 def appo_geo_trainer(output_dir: str, **options) -> APPOTrainer:
     """Generations of six prompts, for three optimizer steps of two prompts each."""
-    args = APPOConfig(
-        output_dir=output_dir,
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=1,
-        steps_per_generation=3,
-        max_completion_length=128,
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        vllm_max_model_length=512,
-        vllm_engine_kwargs={"dtype": "float32", "enforce_eager": True, "block_size": 32},
-        **options,
-    )
-    return APPOTrainer(
-        model=str(MODEL),
-        reward_funcs=[rewards.arpo_reward, rewards.format_share_reward],
-        args=args,
-        train_dataset=load_geo("train", "compact", 64),
-        processing_class=AutoTokenizer.from_pretrained(MODEL),
-        tools=geo_tools("compact"),
-    )
+    sizes = {"per_device_train_batch_size": 8, "steps_per_generation": 3}
+    return geo_trainer(output_dir, config_class=APPOConfig, trainer_class=APPOTrainer, **(sizes | options))
 
 
 def policy_logprobs(trainer, tree, branch) -> list[float]:
@@ -152,4 +128,5 @@ def main(output_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    with scheduled(sys.argv[2]):
+        main(sys.argv[1])

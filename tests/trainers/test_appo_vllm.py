@@ -7,10 +7,10 @@ BLOCK_SIZE = 32
 FRESH = (0, 3)  # the optimizer steps with which a generation begins
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory):
+@pytest.fixture(scope="module", params=["sync", pytest.param("async", marks=pytest.mark.slow)])
+def figures(request, tmp_path_factory):
     """What `appo_vllm_checks.py` measured in generations of three optimizer steps."""
-    return measured_by("appo_vllm_checks.py", tmp_path_factory.mktemp("appo_vllm"))
+    return measured_by("appo_vllm_checks.py", tmp_path_factory.mktemp("appo_vllm"), arguments=[request.param])
 
 
 def test_every_optimizer_step_grows_its_branches(figures):

@@ -6,10 +6,10 @@ from launching import measured_by
 BLOCK_SIZE = 32
 
 
-@pytest.fixture(scope="module")
-def figures(tmp_path_factory):
-    """What `vllm_checks.py` measured."""
-    return measured_by("vllm_checks.py", tmp_path_factory.mktemp("vllm"))
+@pytest.fixture(scope="module", params=["sync", pytest.param("async", marks=pytest.mark.slow)])
+def figures(request, tmp_path_factory):
+    """What `vllm_checks.py` measured, with vLLM's scheduling as on a CPU and as on a GPU."""
+    return measured_by("vllm_checks.py", tmp_path_factory.mktemp("vllm"), arguments=[request.param])
 
 
 def test_engine_and_trainer_agree_on_logprobs_and_entropies(figures):

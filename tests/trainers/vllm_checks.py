@@ -8,6 +8,7 @@ import json
 import sys
 
 import torch
+from async_scheduling import scheduled
 from tiny_geo import geo_trainer
 
 from trl_agentic.rollout.policy import EntropyBranching
@@ -89,4 +90,5 @@ def main(output_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    with scheduled(sys.argv[2]):
+        main(sys.argv[1])
