@@ -36,11 +36,15 @@ METHODS = {
     "appo": (APPOConfig, APPOTrainer, {"branches_per_rollout": 1, "steps_per_generation": 4}),
     "arpo": (ARPOConfig, ARPOTrainer, {"initial_rollouts": 2, "steps_per_generation": 2}),
 }
+BEST = {"load_best_model_at_end": True, "metric_for_best_model": "reward", "save_strategy": "steps", "save_steps": 1}
 EVALUATION = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 4, "num_generations_eval": 1}
 SAVING = {"save_strategy": "steps", "save_steps": 2}
 SCENARIOS = {
     "appo": ("appo", {"max_steps": 3}),
-    "arpo": ("arpo", {"max_steps": 2, "beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 1} | EVALUATION),
+    "arpo": (
+        "arpo",
+        {"max_steps": 2, "beta": 0.05, "sync_ref_model": True, "ref_model_sync_steps": 1} | EVALUATION | BEST,
+    ),
     "lora": ("arpo", {"max_steps": 3} | EVALUATION),
     "save": ("arpo", {"max_steps": 2} | SAVING),
     "resume": ("arpo", {"max_steps": 3} | SAVING),
@@ -70,7 +74,7 @@ class Watch:
         plain = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         self.plain = (plain if adapter is None else get_peft_model(plain, adapter)).eval()
         self.events, self.gaps, self.dtypes, self.is_sharded, self.weights = [], [], set(), [], []
-        self.whole_before_sync = set()
+        self.whole_before_sync, self.at_first = set(), {}
         self.push, trainer.weight_sync.push = trainer.weight_sync.push, self.noted_push
         self.read, trainer._get_per_token_logps_and_entropies = (
             trainer._get_per_token_logps_and_entropies,
@@ -98,6 +102,9 @@ class Watch:
         self.is_sharded.append(all(isinstance(parameter, DTensor) for parameter in parameters.values()))
         self.plain.load_state_dict({name: whole(value) for name, value in parameters.items()}, strict=False)
         self.weights.append(total(self.plain))
+        if not self.at_first:
+            state = self.plain.named_parameters()
+            self.at_first = {name: value.detach().clone() for name, value in state if "lora_" not in name}
         prompt = tuple(self.trainer.dialect.encode_prompt(self.trainer.train_dataset[0]["prompt"]))
         outcome = ask(self.trainer.engine, prompt, 12, temperature=1.0)
         self.trainer.engine.reset_prefix_cache()
@@ -125,7 +132,6 @@ def main(output_dir: str, scenario: str) -> None:
     )
     assert trainer.accelerator.is_fsdp2 and trainer.accelerator.num_processes == 2
     watch = Watch(trainer, adapter)
-    frozen = {name: value.clone() for name, value in watch.plain.named_parameters() if "lora_" not in name}
     trainer.train(resume_from_checkpoint=scenario == "resume")
     trainer.save_model()
     parameters = {name: whole(value) for name, value in trainer.model.named_parameters()}
@@ -136,7 +142,7 @@ def main(output_dir: str, scenario: str) -> None:
         "is_sharded": watch.is_sharded,
         "whole_before_sync": sorted(watch.whole_before_sync),
         "steps": trainer.state.global_step,
-        "frozen_is_equal": all(torch.equal(parameters[name].float(), value) for name, value in frozen.items()),
+        "frozen_is_equal": all(torch.equal(parameters[name], value) for name, value in watch.at_first.items()),
         "weights_at_syncs": watch.weights,
         "weights": total(trainer.model),
         "optimizer_steps": max(int(state["step"]) for state in trainer.optimizer.state.values()),

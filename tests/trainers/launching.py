@@ -9,6 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
+
 HERE = Path(__file__).resolve().parent
 # `--multi_gpu` is how accelerate says "several processes"; `use_cpu` in the arguments keeps them on the CPU
 TWO_PROCESSES = (
@@ -16,18 +18,12 @@ TWO_PROCESSES = (
     "--dynamo_backend no --num_cpu_threads_per_process 1"
 ).split()
 TWO_SHARDS = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
-# What `accelerate launch` sets for `configs/accelerate/fsdp2_8gpu.yaml`, which it does not do for CPUs
-FSDP2 = {
+RECIPE = HERE.parents[1] / "configs" / "accelerate" / "fsdp2_8gpu.yaml"
+# What `accelerate launch --config_file` makes of our recipe for 8 GPUs, which it does not do for CPUs
+FSDP2 = {name.upper(): str(value) for name, value in yaml.safe_load(RECIPE.read_text())["fsdp_config"].items()} | {
     "ACCELERATE_USE_FSDP": "true",
     "ACCELERATE_USE_CPU": "true",
     "ACCELERATE_MIXED_PRECISION": "bf16",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-    "FSDP_OFFLOAD_PARAMS": "false",
-    "FSDP_ACTIVATION_CHECKPOINTING": "false",
 }
 
 
