@@ -48,8 +48,9 @@ class WeightSync:
             with generation._dist.gather_params(list(layer.parameters())), merged(layer, self._whole):
                 for of_parameter, parameter in layer.get_base_layer().named_parameters():
                     yield self._name(f"{name}.{of_parameter}"), parameter.data
+        done = tuple(f"{name}." for name in layers)
         for name, parameter in model.named_parameters():
-            if name.startswith(tuple(f"{layer}." for layer in layers)) or "original_module" in name:
+            if name.startswith(done) or "original_module" in name:
                 continue
             with generation._dist.gather_params([parameter]):
                 yield self._name(name), self._whole(parameter)
@@ -76,9 +77,10 @@ def adapted_layers(model: PeftModel) -> dict[str, BaseTunerLayer]:
         `dict[str, BaseTunerLayer]`: The outermost wrapper of each layer by its name in `model`.
     """
     layers: dict[str, BaseTunerLayer] = {}
-    for name, module in model.named_modules():  # parents first
-        if isinstance(module, BaseTunerLayer) and not name.startswith(tuple(f"{outer}." for outer in layers)):
-            layers[name] = module
+    outermost = ""  # the last of them: a module comes right before those in it
+    for name, module in model.named_modules():
+        if isinstance(module, BaseTunerLayer) and not (outermost and name.startswith(outermost)):
+            layers[name], outermost = module, f"{name}."
     return layers
 
 
