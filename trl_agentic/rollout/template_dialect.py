@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
-from transformers.utils import get_json_schema
 from trl.chat_template_utils import (
     add_response_schema,
     get_training_chat_template,
@@ -85,7 +84,7 @@ class TemplateDialect:
                 "with which the model ends its messages."
             )
         self._tools = read_signatures(tools)
-        self._schemas = [get_json_schema(tool) for tool in tools]
+        self._schemas = [tool.schema for tool in self._tools.values()]
         self._tokenizer = _for_training(_with_template(tokenizer, chat_template))
         self._eos = tuple(dict.fromkeys((tokenizer.eos_token_id, *eos_token_ids)))
         self._results = ResultTokenizer(tokenizer, max_result_tokens)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.utils import get_json_schema
-from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+from ..tools.calls.schemas import UNREADABLE, tool_schema
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,15 @@ class ToolSignature:
             Description of each parameter, in order.
         required (`tuple[str, ...]`):
             The parameters without a default.
+        schema (`dict[str, Any]`):
+            Its JSON schema.
     """
 
     name: str
     description: str
     parameters: dict[str, str]
     required: tuple[str, ...]
+    schema: dict[str, Any]
 
     @property
     def first(self) -> str | None:
@@ -62,12 +64,13 @@ def read_signatures(tools: Sequence[Callable[..., Any]]) -> dict[str, ToolSignat
                 "and a docstring."
             )
         try:
-            function = get_json_schema(tool)["function"]
-        except (DocstringParsingException, TypeHintParsingException) as error:
+            schema = tool_schema(tool)
+        except UNREADABLE as error:
             raise ValueError(
                 f"The tool {tool!r} can't be described to the model: {error} Give it type hints and a Google "
                 "docstring with an `Args:` entry for every parameter."
             ) from error
+        function = schema["function"]
         name = function["name"]
         if name in signatures:
             raise ValueError(f"Two tools are called {name!r}. Rename one: a call has to name exactly one tool.")
@@ -76,6 +79,7 @@ def read_signatures(tools: Sequence[Callable[..., Any]]) -> dict[str, ToolSignat
             description=function["description"],
             parameters={key: value["description"] for key, value in function["parameters"]["properties"].items()},
             required=_required(tool),
+            schema=schema,
         )
     return signatures
 

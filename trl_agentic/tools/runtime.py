@@ -52,8 +52,8 @@ class ToolRuntime:
 
     Args:
         tools (`Sequence[Callable]`):
-            Sync or async functions, named by their `__name__`. Where `transformers` can build a JSON schema (type
-            hints and a Google docstring), the types of arguments are checked against it.
+            Sync or async functions, named by their `__name__`. Where a JSON schema can be built (type hints and a
+            Google docstring), arguments are checked, and converted to what the hints say.
         num_workers (`int`, *optional*, defaults to `8`):
             Calls that run at the same time. With 0, calls run inside `submit`, one after another, so that a run
             repeats exactly; sync tools then have no deadline.

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...types import CallStatus, ToolCall, ToolResult
 from ..cache import CachedResult, CacheKey, ResultCache
@@ -62,8 +63,8 @@ class Admission:
         answer = self._refusal(call)
         if answer is None:
             tool = self.tools[call.name]
-            arguments, problem = tool.check(call.arguments)
-            if problem is None:
+            arguments = tool.check(call.arguments)
+            if not isinstance(arguments, str):
                 job = CallJob(
                     name=tool.name,
                     timeout_s=self.timeout_s if tool.options.timeout_s is None else tool.options.timeout_s,
@@ -72,11 +73,11 @@ class Admission:
                     turn=turn,
                     position=position,
                     call=call,
-                    arguments=arguments,
+                    arguments=arguments.values,
                     function=tool.function,
                 )
-                return self._bind(job, state)
-            answer = CallStatus.INVALID_ARGUMENTS, problem
+                return self._bind(job, arguments.plain, state)
+            answer = CallStatus.INVALID_ARGUMENTS, arguments
         status, content = answer
         self._answer(turn, position, ToolResult(call, content, status))
         return None
@@ -108,7 +109,7 @@ class Admission:
             return CallStatus.UNKNOWN_TOOL, f"There is no tool named {call.name[:100]!r}. Tools: {known}."
         return None
 
-    def _bind(self, job: CallJob, state: CallState | None) -> CallJob | None:
+    def _bind(self, job: CallJob, plain: Mapping[str, Any], state: CallState | None) -> CallJob | None:
         """Give a call its trajectory's own function, or an answer from the cache where the tool has no state."""
         function = None if state is None else state.function(job.name)
         if state is not None and function is not None:
@@ -118,7 +119,7 @@ class Admission:
                 return None
             job.function, job.state, job.lanes = function, state, (state,)
         elif self.cache is not None and job.options.cached:
-            job.key = self.cache.key(job.name, job.arguments, job.options.version)
+            job.key = self.cache.key(job.name, plain, job.options.version)
             known = None if job.key is None else self._known(job, job.key)
             if known is not None:
                 latency_s = time.monotonic() - job.created

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from transformers.utils import get_json_schema
-from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+from pydantic import TypeAdapter
 
 from ..options import ToolOptions
+from .arguments import argument_types, read_argument
+from .schemas import UNREADABLE, tool_schema
 
-_JSON_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list, tuple),
-    "object": (dict,),
-    "null": (type(None),),
-}
+
+class Arguments(NamedTuple):
+    """
+    The arguments of a call that have been checked.
+
+    Attributes:
+        values (`dict[str, Any]`):
+            As the tool takes them, such as a member of an `Enum`.
+        plain (`dict[str, Any]`):
+            The same as JSON, such as its value.
+    """
+
+    values: dict[str, Any]
+    plain: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class Tool:
             Its JSON schema; `None` where type hints or docstring do not allow to build one.
         options ([`ToolOptions`], *optional*):
             What [`tool_options`] attached to it.
+        types (`Mapping[str, TypeAdapter]`, *optional*):
+            What its arguments must be, by parameter; nothing without a schema.
     """
 
     name: str
@@ -47,95 +55,61 @@ class Tool:
     signature: inspect.Signature
     schema: dict[str, Any] | None
     options: ToolOptions = ToolOptions()
+    types: Mapping[str, TypeAdapter[Any]] = field(default_factory=dict)
 
-    def check(self, arguments: Any) -> tuple[dict[str, Any], str | None]:
+    def check(self, written: Any) -> Arguments | str:
         """
         Check the arguments of a call.
 
         Args:
-            arguments (`Any`):
+            written (`Any`):
                 What the model wrote: a mapping, or a text that holds one as JSON.
 
         Returns:
-            `tuple[dict[str, Any], str | None]`:
-                The arguments, texts in place of numbers, booleans, lists and objects read as JSON, and what is
-                wrong with them as a sentence, or `None`.
+            [`Arguments`] or `str`:
+                The arguments, or what is wrong with them as a sentence.
         """
-        if isinstance(arguments, str):
+        if isinstance(written, str):
             try:
-                arguments = json.loads(arguments)
+                written = json.loads(written)
             except (ValueError, RecursionError):  # a thousand opening brackets are no ValueError
-                return {}, self._complain("the arguments are a text, not an object")
-        if not isinstance(arguments, dict):
-            try:
-                arguments = dict(arguments)
-            except (TypeError, ValueError):
-                return {}, self._complain(f"the arguments are {_json_type(arguments)}, not an object")
-        if not all(isinstance(name, str) for name in arguments):
-            return {}, self._complain("the names of arguments must be strings")
+                return self._complain("the arguments are a text, not an object")
         try:
-            self.signature.bind(**arguments)
+            written = dict(written)
+        except (TypeError, ValueError):
+            return self._complain(f"the arguments are {json.dumps(written, default=str)[:100]}, not an object")
+        if not all(isinstance(name, str) for name in written):
+            return self._complain("the names of arguments must be strings")
+        try:
+            self.signature.bind(**written)
         except TypeError as error:
-            return {}, self._complain(str(error))
-        arguments = {name: self._read(name, value) for name, value in arguments.items()}
-        for name, value in arguments.items():
-            if problem := self._mismatch(name, value):
-                return {}, self._complain(problem)
-        return arguments, None
-
-    def _read(self, name: str, value: Any) -> Any:
-        """A text where none may stand is read as JSON: a tag holds nothing but text, and models quote numbers."""
-        kinds = self._kinds(name)
-        if not isinstance(value, str) or not kinds or "string" in kinds:
-            return value
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-
-    def _mismatch(self, name: str, value: Any) -> str | None:
-        expected = self._parameters().get(name, {})
-        if value is None and expected.get("nullable"):
-            return None
-        if "enum" in expected and value not in expected["enum"]:
-            return f"{name} must be one of {json.dumps(expected['enum'])}, got {json.dumps(value, default=str)[:100]}"
-        kinds = self._kinds(name)
-        if not kinds or any(_has_type(value, kind) for kind in kinds):
-            return None
-        allowed = " or ".join(kinds)
-        if isinstance(value, str):
-            return f"{name} must be {allowed}, got a text that does not read as one: {json.dumps(value)[:100]}"
-        return f"{name} must be {allowed}, got {_json_type(value)}"
-
-    def _kinds(self, name: str) -> list[str]:
-        """The JSON types that a parameter may have; none if its schema does not say."""
-        kinds = self._parameters().get(name, {}).get("type", [])
-        return [kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind in _JSON_TYPES]
+            return self._complain(str(error))
+        arguments = Arguments(dict(written), dict(written))
+        for name, value in written.items():
+            if name in self.types and not (value is None and self.signature.parameters[name].default is None):
+                arguments.plain[name], arguments.values[name], problem = read_argument(name, self.types[name], value)
+                if problem is not None:
+                    return self._complain(problem)
+        return arguments
 
     def _complain(self, problem: str) -> str:
         return f"Wrong arguments for {self.name}: {problem}. Expected {self.name}({self._usage()})."
 
     def _usage(self) -> str:
+        properties = {} if self.schema is None else self.schema["function"]["parameters"]["properties"]
         shown = []
         for parameter in self.signature.parameters.values():
-            kind = self._parameters().get(parameter.name, {}).get("type")
-            kind = " or ".join(kind) if isinstance(kind, list) else kind
+            kind = _kind(properties.get(parameter.name, {}))
             text = f"{parameter.name}: {kind}" if kind else parameter.name
             shown.append(text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}")
         return ", ".join(shown)
 
-    def _parameters(self) -> dict[str, Any]:
-        return {} if self.schema is None else self.schema["function"]["parameters"].get("properties", {})
 
-
-def _has_type(value: Any, kind: str) -> bool:
-    if isinstance(value, bool):  # a bool is an int to Python, but not to JSON
-        return kind == "boolean"
-    return isinstance(value, _JSON_TYPES[kind])
-
-
-def _json_type(value: Any) -> str:
-    return next((kind for kind in _JSON_TYPES if _has_type(value, kind)), type(value).__name__)
+def _kind(schema: Mapping[str, Any]) -> str:
+    """The JSON types that a schema allows, such as `integer or string`."""
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    return " or ".join([*kinds, *filter(None, map(_kind, schema.get("anyOf", [])))])
 
 
 def describe_tools(tools: Sequence[Callable[..., Any]]) -> dict[str, Tool]:
@@ -170,12 +144,13 @@ def describe_tools(tools: Sequence[Callable[..., Any]]) -> dict[str, Tool]:
             signature = inspect.signature(function)
         except ValueError as error:  # some of what is written in C says nothing about its parameters
             raise TypeError(f"{name} does not say which arguments it takes; wrap it in a function.") from error
-        described[name] = Tool(name, function, signature, _schema(function), options)
+        described[name] = _described(name, function, signature, options)
     return described
 
 
-def _schema(function: Callable[..., Any]) -> dict[str, Any] | None:
+def _described(name: str, function: Callable[..., Any], signature: inspect.Signature, options: ToolOptions) -> Tool:
     try:
-        return get_json_schema(function)
-    except (DocstringParsingException, TypeHintParsingException, NameError):  # NameError: a hint that is unknown here
-        return None
+        schema = tool_schema(function)
+    except UNREADABLE:
+        return Tool(name, function, signature, None, options)
+    return Tool(name, function, signature, schema, options, argument_types(function, schema))
