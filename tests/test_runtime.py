@@ -102,7 +102,7 @@ def test_any_value_becomes_a_text(value, text):
 def test_a_list_that_contains_itself_becomes_a_text():
     knot: list = [1]
     knot.append(knot)
-    assert result_text(knot) == "[1, [...]]"
+    assert result_text(knot) == '[1, "[...]"]'
 
 
 def test_a_megabyte_keeps_head_and_tail_and_marks_the_cut():
@@ -431,21 +431,6 @@ def test_whatever_a_tool_raises_is_an_error_that_can_be_read(num_workers, is_asy
         results = run_turn(runtime, ToolCall(name), ToolCall("wait", {"seconds": 0.0}))
     assert (results[0].status, results[0].content) == (CallStatus.ERROR, line)
     assert results[1].content == "waited 0.0"  # neither the worker nor the event loop went down
-
-
-def test_a_tool_that_yields_is_an_error():
-    def pieces():
-        yield "a"
-
-    async def async_pieces():
-        yield "a"
-
-    with ToolRuntime([pieces, async_pieces], timeout_s=10.0) as runtime:
-        runtime.submit("turn", [ToolCall("pieces"), ToolCall("async_pieces")])
-        ((_, results),) = runtime.poll(wait_s=20.0)
-    assert [result.status for result in results] == [CallStatus.ERROR] * 2
-    assert results[0].content.startswith("TypeError: the tool pieces must return a value")
-    assert results[1].content.startswith("TypeError: the tool async_pieces must return a value")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

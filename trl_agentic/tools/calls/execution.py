@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +71,7 @@ class Execution:
         if job.state is not None and job.state.broken:
             return Outcome(CallStatus.ERROR, lost_state_text(job.name, job.state.broken))
         retried = job.options.num_retries > 0 and job.state is None
-        value = self._retrying(job)(self._attempt, job) if retried else self._attempt(job)
-        content, is_cut = bounded_text(value, self.max_result_chars)
-        return Outcome(CallStatus.OK, content, is_cut, isinstance(value, NoResult))
+        return self._retrying(job)(self._attempt, job) if retried else self._attempt(job)
 
     def _retrying(self, job: CallJob) -> tenacity.Retrying:
         def is_transient(error: BaseException) -> bool:
@@ -98,16 +96,25 @@ class Execution:
             reraise=True,
         )
 
-    def _attempt(self, job: CallJob) -> Any:
+    def _attempt(self, job: CallJob) -> Outcome:
         if job.attempts and (self.closing.is_set() or time.monotonic() >= job.deadline):
             raise DeadlinePassed  # while it waited for another attempt
         job.attempts += 1
         value = job.function(**deepcopy(job.arguments))  # a tool that changes its arguments changes no record
-        if inspect.isgenerator(value) or inspect.isasyncgen(value):
-            raise TypeError(f"the tool {job.name} must return a value, and it yields; let it return all of it at once")
-        if not inspect.isawaitable(value):
-            return value
-        future = job.future = self.loops.start(value)
+        if inspect.isawaitable(value):
+            value = self._awaited(job, value)
+        if isinstance(value, AsyncIterator):
+            value = self._items(job, value)
+        content, is_cut = bounded_text(value, self.max_result_chars)  # reads what the tool yields
+        return Outcome(CallStatus.OK, content, is_cut, isinstance(value, NoResult))
+
+    def _items(self, job: CallJob, values: AsyncIterator[Any]) -> Iterator[Any]:
+        end = object()
+        while (value := self._awaited(job, anext(values, end))) is not end:
+            yield value
+
+    def _awaited(self, job: CallJob, awaitable: Awaitable[Any]) -> Any:
+        future = job.future = self.loops.start(awaitable)
         try:
             return future.result(timeout=max(job.deadline - time.monotonic(), 0.0))
         except TimeoutError:

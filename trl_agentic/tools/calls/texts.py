@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from typing import Any
+
+from .json_text import has_parts, json_text
 
 MAX_ERROR_CHARS = 500
 
@@ -15,9 +16,10 @@ def result_text(value: Any, max_chars: int = 100_000) -> str:
 
     Args:
         value (`Any`):
-            Text stays as it is; bytes are read as UTF-8; lists and dicts become JSON; the rest is `str(value)`.
+            Text stays as it is; bytes are read as UTF-8; lists, mappings, sets, arrays, dataclasses and iterators
+            become JSON; the rest is `str(value)`.
         max_chars (`int`, *optional*, defaults to `100_000`):
-            Most characters to keep; see [`cut_text`].
+            Most characters to keep; see [`cut_text`]. An iterator is read no further than that.
 
     Returns:
         `str`:
@@ -34,19 +36,12 @@ def bounded_text(value: Any, max_chars: int) -> tuple[str, bool]:
         text = value
     elif isinstance(value, (bytes, bytearray, memoryview)):
         text = bytes(value).decode("utf-8", "replace")
-    elif isinstance(value, (list, tuple, dict)):
-        text = _json(value)
+    elif has_parts(value):
+        text = json_text(value, max_chars)
     else:
         text = str(value)
     bounded = cut_text(text, max_chars).encode("utf-8", "replace").decode("utf-8")
     return bounded if bounded.strip() else "(no output)", len(text) > max_chars
-
-
-def _json(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError):  # keys that are no strings, or a list that contains itself
-        return str(value)
 
 
 def cut_text(text: str, max_chars: int) -> str:
