@@ -110,6 +110,22 @@ def wait_until(holds, timeout_s: float = 5.0) -> bool:
         ("raise SystemExit(3)", "(the program ended with exit code 3)\n"),
         ("import sys; print('oops', file=sys.stderr)", "oops\n"),
         ("__name__", "'__main__'\n"),
+        ("```python\nx = 6\nx * 7\n```", "42\n"),
+        (">>> x = 6\n>>> x * 7\n42", "42\n"),
+        ("    x = 6\n    x / 0", "ZeroDivisionError: division by zero (line 2)\n"),
+        (
+            "print('a')\nawait b",
+            "SyntaxError: await works in async functions alone; put it in `async def main():` and "
+            "call `asyncio.run(main())` (line 2)\n",
+        ),
+        (
+            "!ls",
+            "SyntaxError: this is Python and no shell; write it in Python, or call subprocess.run([...]) (line 1)\n",
+        ),
+        (
+            "import types; plt = types.SimpleNamespace(show=int); plt.show()",
+            "0\n(figures cannot be shown here; print the numbers that you want to see)\n",
+        ),
         ("import atexit; _ = atexit.register(print, 'last'); print('first')", "first\nlast\n"),
     ],
 )

@@ -97,6 +97,11 @@ def test_variables_functions_and_imports_stay(session):
     assert session.run("area()") == "28\n"
 
 
+def test_a_session_reads_fences_and_prompts_too(session):
+    assert session.run("```python\nx = 3\n```") == NOTHING
+    assert session.run(">>> x\n2") == "3\n"
+
+
 def test_files_and_the_working_directory_stay(session):
     session.run("import os\nos.mkdir('below')\nos.chdir('below')\nopen('note', 'w').write('a')")
     assert session.run("open('note').read(), os.path.basename(os.getcwd())") == "('a', 'below')\n"

@@ -13,6 +13,8 @@ import threading
 import types
 from typing import Any
 
+from .notations import advice, parse, shows_figure
+
 EXIT_OUT_OF_MEMORY, EXIT_NOT_STARTED = 86, 87
 
 
@@ -86,11 +88,20 @@ def prepare_main() -> types.ModuleType:
 
 def execute(code: str, main: types.ModuleType) -> None:
     """Run code in a module, and show the value of its last expression as an interactive session does."""
-    tree = ast.parse(code, "<python>")
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<python>", "exec"), vars(main))
-    if isinstance(last, ast.Expr):
-        sys.displayhook(eval(compile(ast.Expression(last.value), "<python>", "eval"), vars(main)))
+    try:
+        tree = parse(code)
+        has_figure = shows_figure(tree)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        program = compile(tree, "<python>", "exec")
+        value = compile(ast.Expression(last.value), "<python>", "eval") if isinstance(last, ast.Expr) else None
+    except SyntaxError as error:
+        error.msg = advice(error) or error.msg
+        raise
+    exec(program, vars(main))
+    if value is not None:
+        sys.displayhook(eval(value, vars(main)))
+    if has_figure:
+        show("(figures cannot be shown here; print the numbers that you want to see)")
 
 
 def run_program(code: str) -> None:
