@@ -61,6 +61,7 @@ def run(tool, **settings) -> ToolResult:
         (np.array(5), "5"),
         (np.float32(0.1), "0.1"),
         ([np.int64(3), np.bool_(True), np.float16(0.1), np.array(2)], "[3, true, 0.1, 2]"),
+        ({np.int64(3): np.int64(1)}, '{"3": 1}'),
         (Pair(1, np.int8(2)), "[1, 2]"),
         (Place("attic", {3}), '{"name": "attic", "floors": [3]}'),
         ([Place("attic", map(int, "45"))], '[{"name": "attic", "floors": [4, 5]}]'),

@@ -132,6 +132,7 @@ def test_a_text_that_does_not_read_as_the_parameters_type_is_refused_and_says_so
         (float, 5, 5.0),
         (float, math.inf, math.inf),
         (Any, 5.0, 5.0),
+        (Any, {1}, {1}),
         (Place, {"name": "1", "floor": "2"}, Place("1", 2)),
         (
             Place,
@@ -139,6 +140,9 @@ def test_a_text_that_does_not_read_as_the_parameters_type_is_refused_and_says_so
             Place("a", near=[Place("b", 0, Color.BLUE)]),
         ),
         (Row, {"name": "a"}, {"name": "a"}),
+        (list[Row] | None, '[{"name": "a"}]', [{"name": "a"}]),
+        (list[Row] | None, None, None),
+        (list[Row] | int, "3", 3),
         (date, "2026-12-01", date(2026, 12, 1)),
         (str, "a\ud83d", "a?"),  # half of an emoji
     ],
@@ -168,6 +172,7 @@ def test_the_tool_receives_what_its_hint_says_at_any_depth(hint, written, value)
         (Place, {"name": "a", "near": [{"name": None}]}, "value.near[0].name must be a valid string, got null"),
         (Place, {"name": "a", "floor": 101}, "value could not be read: TypeError: no house is that high"),
         (Row, ["a"], 'value must be an object, got ["a"]'),
+        (list[Row], {"name": "a"}, 'value must be a valid array, got {"name": "a"}'),
         (Annotated[int, Field(ge=1)], 0, "value must be greater than or equal to 1, got 0"),
         (date, "2026-02-30", "value must be a valid date in the format YYYY-MM-DD"),
         (list[int], {1}, "value could not be read: TypeError: Object of type set is not JSON serializable"),

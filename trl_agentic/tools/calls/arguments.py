@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from .texts import error_line
 
 _MAX_PROBLEMS, _MAX_VALUE_CHARS = 3, 100
+_CLASSES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
 _SHOULD_BE = "Input should be "
 # What the code of a dataclass or an enumeration may raise; it runs where nothing else shields from it.
 _ERRORS_OF_TYPES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -43,14 +44,25 @@ def argument_types(function: Callable[..., Any], schema: Mapping[str, Any]) -> d
 
 
 def _adapter(hint: Any, described: Mapping[str, Any]) -> TypeAdapter[Any] | None:
+    if hint in (Any, object):
+        return None
     if (get_origin(hint) or hint) is Iterable:
         hint = types.GenericAlias(list, get_args(hint) or Any)  # an iterable would be checked while it is read
     if "enum" in described and _is_simple(hint):
         hint = Literal[(*described["enum"], *([None] if described.get("nullable") else []))]
     try:
         return TypeAdapter(hint)
-    except (PydanticUserError, NameError):  # a class of the tool's own
-        return TypeAdapter(dict) if described.get("type") == "object" else None
+    except (PydanticUserError, NameError):  # it holds a class of the tool's own
+        return _rough_adapter(described)
+
+
+def _rough_adapter(described: Mapping[str, Any]) -> TypeAdapter[Any] | None:
+    kinds = described.get("type", [])
+    classes = [_CLASSES[kind] for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind in _CLASSES]
+    if not classes:
+        return None
+    hint: Any = functools.reduce(operator.or_, classes)
+    return TypeAdapter(hint | None if described.get("nullable") else hint)
 
 
 def _is_simple(hint: Any) -> bool:

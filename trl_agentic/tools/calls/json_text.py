@@ -67,7 +67,8 @@ def _plain(value: Any, max_chars: int, holders: tuple[int, ...]) -> Any:
     if _is_record(value):
         value = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item, max_chars, holders) for key, item in value.items()}
+        plain = {key: _plain(item, max_chars, holders) for key, item in value.items()}
+        return {key.item() if isinstance(key, np.generic) else key: item for key, item in plain.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, max_chars, holders) for item in value]
     if isinstance(value, np.floating):
