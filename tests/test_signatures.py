@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, Required, TypedDict
 
 import pytest
 from pydantic import Field
@@ -39,8 +39,14 @@ class Place:
             raise TypeError("no house is that high")
 
 
-class Row(TypedDict):
+class Row(TypedDict, total=False):
+    size: Required[int]
     name: str
+    rows: "list[Row]"
+
+
+class Unknown:
+    """No library knows how it is read from JSON."""
 
 
 def described(hint: object) -> Tool:
@@ -139,10 +145,11 @@ def test_a_text_that_does_not_read_as_the_parameters_type_is_refused_and_says_so
             '{"name": "a", "near": [{"name": "b", "color": "blue"}]}',
             Place("a", near=[Place("b", 0, Color.BLUE)]),
         ),
-        (Row, {"name": "a"}, {"name": "a"}),
-        (list[Row] | None, '[{"name": "a"}]', [{"name": "a"}]),
-        (list[Row] | None, None, None),
-        (list[Row] | int, "3", 3),
+        (Row, {"size": 1.0, "rows": [{"any": 1}]}, {"size": 1, "rows": [{"any": 1}]}),
+        (list[Row] | None, '[{"size": "1"}]', [{"size": 1}]),
+        (Unknown, '{"a": 1}', {"a": 1}),
+        (list[Unknown] | None, "[3]", [3]),
+        (list[Unknown] | None, None, None),
         (date, "2026-12-01", date(2026, 12, 1)),
         (str, "a\ud83d", "a?"),  # half of an emoji
     ],
@@ -171,8 +178,10 @@ def test_the_tool_receives_what_its_hint_says_at_any_depth(hint, written, value)
         (Place, {"floor": 1}, "value.name: Field required"),
         (Place, {"name": "a", "near": [{"name": None}]}, "value.near[0].name must be a valid string, got null"),
         (Place, {"name": "a", "floor": 101}, "value could not be read: TypeError: no house is that high"),
-        (Row, ["a"], 'value must be an object, got ["a"]'),
-        (list[Row], {"name": "a"}, 'value must be a valid array, got {"name": "a"}'),
+        (Row, {"name": "a"}, "value.size: Field required"),
+        (dict[str, Row], {"a": {"size": "a"}}, 'value.a.size must be a valid integer, got "a"'),
+        (Unknown, ["a"], 'value must be an object, got ["a"]'),
+        (list[Unknown], {"a": 1}, 'value must be a valid array, got {"a": 1}'),
         (Annotated[int, Field(ge=1)], 0, "value must be greater than or equal to 1, got 0"),
         (date, "2026-02-30", "value must be a valid date in the format YYYY-MM-DD"),
         (list[int], {1}, "value could not be read: TypeError: Object of type set is not JSON serializable"),
@@ -223,6 +232,22 @@ def test_choices_of_a_docstring_are_checked(hint):
         (tuple, {"items": {}, "type": "array"}),
         (tuple[int, ...], {"items": {"type": "integer"}, "type": "array"}),
         (set[str], {"items": {"type": "string"}, "type": "array", "uniqueItems": True}),
+        (
+            list[Row] | None,
+            {
+                "items": {
+                    "properties": {
+                        "size": {"type": "integer"},
+                        "name": {"type": "string"},
+                        "rows": {"items": {"type": "object", "additionalProperties": True}, "type": "array"},
+                    },
+                    "required": ["size"],
+                    "type": "object",
+                },
+                "type": "array",
+                "nullable": True,
+            },
+        ),
         (
             Place,
             {

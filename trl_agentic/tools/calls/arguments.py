@@ -14,6 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from .schemas import type_adapter
 from .texts import error_line
 
 _MAX_PROBLEMS, _MAX_VALUE_CHARS = 3, 100
@@ -51,7 +52,7 @@ def _adapter(hint: Any, described: Mapping[str, Any]) -> TypeAdapter[Any] | None
     if "enum" in described and _is_simple(hint):
         hint = Literal[(*described["enum"], *([None] if described.get("nullable") else []))]
     try:
-        return TypeAdapter(hint)
+        return type_adapter(hint)
     except (PydanticUserError, NameError):  # it holds a class of the tool's own
         return _rough_adapter(described)
 

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 import re
 import types
 from collections.abc import Callable
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from pydantic import PydanticUserError, TypeAdapter
 from pydantic_core import PydanticSerializationError
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
+from typing_extensions import TypedDict
 
 # The last three: a hint that names nothing here, or an object that has no hints.
 UNREADABLE = (DocstringParsingException, TypeHintParsingException, NameError, AttributeError, TypeError)
 
 _KNOWN_CLASSES = (int, float, str, bool, dict, Any, type(None))
+
+
+def type_adapter(hint: Any) -> TypeAdapter[Any]:
+    """
+    Make what checks and describes values of a type.
+
+    Args:
+        hint (`Any`):
+            The type hint. It may hold a `typing.TypedDict`, which `pydantic` itself takes from Python 3.12 on.
+
+    Returns:
+        `TypeAdapter`
+
+    Raises:
+        PydanticUserError: If `pydantic` does not know the type.
+        NameError: If it names something that is not defined.
+    """
+    return TypeAdapter(_with_extended_dicts(hint))
+
+
+def _with_extended_dicts(hint: Any, outer: tuple[Any, ...] = ()) -> Any:
+    """Each `TypedDict` as one of `typing_extensions`; inside itself, it is any dictionary."""
+    if hint in outer:
+        return dict
+    if is_typeddict(hint):
+        fields = {
+            name: (Required if name in hint.__required_keys__ else NotRequired)[
+                _with_extended_dicts(field, (*outer, hint))
+            ]
+            for name, field in get_type_hints(hint).items()
+        }
+        return TypedDict(hint.__name__, fields)  # type: ignore[operator]
+    origin, members = get_origin(hint), tuple(_with_extended_dicts(member, outer) for member in get_args(hint))
+    if origin in (Union, types.UnionType):
+        return functools.reduce(operator.or_, members)
+    return types.GenericAlias(origin, members) if members and origin in (list, tuple, dict, set) else hint
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
@@ -78,7 +117,7 @@ def _further(hint: Any) -> dict[str, Any] | None:
         schema = _further(member)
         return None if schema is None else schema | {"nullable": True}
     try:
-        schema = TypeAdapter(hint).json_schema()
+        schema = type_adapter(hint).json_schema()
     except (PydanticUserError, NameError):
         return None
     except PydanticSerializationError as error:  # of an `Enum` or a default
