@@ -315,7 +315,7 @@ def test_an_unknown_tool_is_answered_with_the_tools_there_are():
         ({"text": "a", "times": "two"}, 'times must be a valid integer, got "two"'),
         ({"text": "a", "times": True}, "times must be a valid integer, got true"),
         ({"text": "a", "times": 2.5}, "times must be a valid integer, got 2.5"),
-        (["a"], 'the arguments are ["a"], not an object'),
+        (["a"], "the arguments are ['a'], not an object"),
         ("not JSON", "the arguments are a text, not an object"),
         ({1: "a"}, "the names of arguments must be strings"),
     ],

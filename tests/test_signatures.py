@@ -1,5 +1,6 @@
 """Arguments as models write them: what is read as JSON, what stays a text, and what is refused in which words."""
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -361,6 +362,17 @@ def test_the_cache_knows_a_call_by_what_the_model_wrote_and_the_tool_gets_the_me
         assert cache.get(cache.key("paint", {"color": "blue"})).content == "blue"
     assert [(result.content, result.cached) for result in results] == [("blue", False), ("blue", True)]
     assert colors == [Color.BLUE]
+
+
+@pytest.mark.parametrize("hint", [int, list, Any, dict[str, int], int | list[int]])
+@pytest.mark.parametrize("depth", [150, 300, 900, 100_000])
+def test_an_argument_that_nests_too_deeply_is_an_answer_and_no_error(hint, depth):
+    text = "[" * depth + "]" * depth
+    written = [text, json.loads(text)] if depth < 500 else [text]
+    for value in written:
+        answer = described(hint).check({"value": value})
+        assert isinstance(answer, str if depth > 200 and hint is not Any else (str, tuple))
+    assert isinstance(described(hint).check(text), str)
 
 
 def test_arguments_that_nest_too_deeply_are_an_answer_and_no_error():

@@ -98,6 +98,8 @@ def read_argument(name: str, adapter: TypeAdapter[Any], written: Any) -> tuple[A
             problems = error.errors(include_url=False)
         except (RecursionError, *_ERRORS_OF_TYPES) as error:
             return None, None, f"{name} could not be read: {error_line(error)}"
+        if problems[0]["type"] == "json_invalid":  # it nests deeper than anybody reads
+            return None, None, _complaint(name, None, problems)
         written, is_new = _read_anew(written, problems)
         if not is_new:
             return None, None, _complaint(name, written, problems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -77,7 +78,7 @@ class Tool:
         try:
             written = dict(written)
         except (TypeError, ValueError):
-            return self._complain(f"the arguments are {json.dumps(written, default=str)[:100]}, not an object")
+            return self._complain(f"the arguments are {reprlib.repr(written)}, not an object")
         if not all(isinstance(name, str) for name in written):
             return self._complain("the names of arguments must be strings")
         try:
