@@ -1,10 +1,13 @@
 """From trees to rows and numbers, where only some trajectories of a tree are wanted."""
 
 import pytest
+from dialect_tokenizers import encode, smollm2
 from word_tokenizer import ids, word_tokenizer
 
+from trl_agentic.rewards import arpo_reward, arpo_reward_released, exact_match_reward, format_share_reward
 from trl_agentic.rollout.batch import RolloutBatch, rollout_metrics
 from trl_agentic.rollout.tag_dialect import TagDialect
+from trl_agentic.rollout.template_dialect import TemplateDialect
 from trl_agentic.types import (
     BranchPoint,
     BranchTree,
@@ -124,6 +127,39 @@ def test_rows_may_be_any_trajectories_of_any_trees_in_any_order():
     assert [[message["role"] for message in completion] for completion in batch.completions] == [
         ["assistant", "tool", "assistant"]
     ] * 3
+
+
+@pytest.mark.parametrize(("make", "template"), [(TagDialect, None), (TemplateDialect, "qwen3")])
+@pytest.mark.parametrize(
+    ("found", "said", "room", "rewards"),
+    [
+        ("\\boxed{17}", "<answer>I give up.</answer>", None, (0, -1)),
+        ("\\boxed{17}", "<answer>\\boxed{3}</answer>", None, (0, 0)),
+        ("\\boxed{3}", "<answer>\\boxed{17}</answer>", None, (1, 1)),
+        ("\\boxed{17} is all that was found.", None, 30, (0, -1)),  # cut off in the result
+    ],
+)
+def test_a_prompt_of_plain_text_is_rewarded_for_what_the_model_wrote(make, template, found, said, room, rewards):
+    tokenizer = smollm2(template)
+    dialect = make(tokenizer, [search])
+
+    def says(text):
+        token_ids = tuple(encode(tokenizer, text))
+        return Segment(token_ids, True, (-1.0,) * len(token_ids))
+
+    call = ToolCall("search", {"query": "a"})
+    written = '<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call><|im_end|>'
+    asked = says(written if dialect.name == "template" else "<search>a</search>")
+    result = dialect.render(asked.token_ids, [ToolResult(call, found)], room)
+    segments = (asked, result) if said is None else (asked, result, says(f"{said}<|im_end|>"))
+    trajectory = Trajectory(segments, Status.FINISHED if said else Status.TRUNCATED)
+    batch = RolloutBatch.from_trees([BranchTree("p", (3,), (trajectory,), ())], dialect, 2)
+    text = tokenizer.decode(batch.completion_ids[0], skip_special_tokens=True)
+    row = {"prompts": ["q"], "completions": [text], "answer": ["17"]} | batch.extra_fields
+    assert "\\boxed{" in text
+    assert (exact_match_reward(**row)[0], arpo_reward(**row)[0]) == rewards
+    assert (format_share_reward(**row)[0] == 1) == (rewards[1] >= 0)
+    assert arpo_reward_released(**row) == arpo_reward_released(**row | {"completions": batch.completions})
 
 
 def test_whole_trees_are_their_rows_one_after_the_other():

@@ -1,5 +1,7 @@
 """Accuracy as a reward function."""
 
+import pytest
+
 from trl_agentic.rewards import exact_match_reward
 
 
@@ -20,3 +22,17 @@ def test_a_box_inside_a_tool_result_is_no_answer():
         {"role": "assistant", "content": "?"},
     ]
     assert exact_match_reward([completion], ["Havana"]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<search>x</search><result>\\boxed{17}</result>",
+        "<search>x</search><result>\\boxed{17}</result>I give up.",
+        "<search>x</search>\n<result>\n\\boxed{17}",  # the end was cut off
+        "<search>x</search><result>a</result><search>y</search><result>\\boxed{17} and",
+    ],
+)
+def test_a_box_inside_a_result_of_a_text_is_no_answer(text):
+    assert exact_match_reward([text], ["17"]) == [0.0]
+    assert exact_match_reward([f"\\boxed{{17}}{text.replace('17', '3')}"], ["17"]) == [1.0]

@@ -38,7 +38,8 @@ def test_a_text_is_judged_like_messages():
     text = f"<think>hm</think><search>q</search>\n<result>\nr\n</result>\n<think>ah</think>{ANSWER}"
     assert broken(text) == set()
     assert broken(text.replace("<result>\nr\n</result>", "")) == {"calls_answered"}
-    assert broken(text.replace("</result>", "")) == {"calls_answered", "answer_last", "one_answer", "answer_boxed"}
+    cut_off = text.replace("</result>", "")  # from where it begins, nothing is the model's
+    assert broken(cut_off) == {"one_answer", "answer_last", "answer_boxed", "box_written"}
 
 
 @pytest.mark.parametrize(

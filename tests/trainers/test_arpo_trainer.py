@@ -309,15 +309,19 @@ def test_evaluation_never_branches(tmp_path):
 def test_prompts_of_plain_text_get_completions_of_plain_text(tmp_path):
     seen = []
 
-    def curious(prompts, completions, **kwargs):
-        seen.extend(completions)
+    def curious(prompts, completions, rollout_messages, **kwargs):
+        seen.extend(zip(completions, rollout_messages, strict=True))
         return [float(len(text)) for text in completions]
 
     texts = Dataset.from_list([{"prompt": f"what is {letter}", "answer": "b"} for letter in "abcdefgh"])
     ours = trainer(tmp_path, reward_funcs=curious, train_dataset=texts)
     ours.model.train()
     ours._generate_and_score_completions([dict(row) for row in texts.select(range(2)) for _ in range(4)])
-    assert all("<answer>" in text for text in seen)
+    assert all("<answer>" in text and messages[-1]["role"] == "assistant" for text, messages in seen)
+    searched = [(text, messages) for text, messages in seen if "<result>" in text]
+    assert searched and all(
+        messages[1] == {"role": "tool", "name": "search", "content": "a is b"} for _, messages in searched
+    )
 
 
 def test_every_trajectory_is_kept_with_ids_masks_scores_and_descent(tmp_path):

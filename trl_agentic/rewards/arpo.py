@@ -22,6 +22,7 @@ def arpo_reward(
     rollout_status: Sequence[str | None] | None = None,
     rollout_calls: Sequence[Calls | None] | None = None,
     rollout_dialect: Sequence[DialectName] | None = None,
+    rollout_messages: Sequence[Completion] | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
     """
@@ -44,6 +45,8 @@ def arpo_reward(
             Tool calls of each trajectory: `name` and `status` are read.
         rollout_dialect (`list[str]`, *optional*):
             How calls were written, `"tags"` or `"template"`; read off the texts without it.
+        rollout_messages (`list[list[dict]]`, *optional*):
+            The completions as chat messages, which are judged in their place.
         **kwargs:
             Other columns, ignored.
 
@@ -51,7 +54,8 @@ def arpo_reward(
         `list[float | None]`:
             A reward in {-1} or [0, 1.1] per row, `None` where there is nothing to compare with.
     """
-    return make_arpo_reward()(prompts, completions, answer, rollout_status, rollout_calls, rollout_dialect)
+    facts = (rollout_status, rollout_calls, rollout_dialect, rollout_messages)
+    return make_arpo_reward()(prompts, completions, answer, *facts)
 
 
 def make_arpo_reward(
@@ -91,11 +95,18 @@ def make_arpo_reward(
         return score + bonus if score > 0 and executed_tools(completion, calls) >= set(bonus_tools) else score
 
     def arpo_reward(
-        prompts, completions, answer, rollout_status=None, rollout_calls=None, rollout_dialect=None, **kwargs
+        prompts,
+        completions,
+        answer,
+        rollout_status=None,
+        rollout_calls=None,
+        rollout_dialect=None,
+        rollout_messages=None,
+        **kwargs,
     ):
         missing = [None] * len(completions)
         facts = (rollout_status or missing, rollout_calls or missing, rollout_dialect or missing)
-        return [judge(*row) for row in zip(prompts, completions, answer, *facts, strict=True)]
+        return [judge(*row) for row in zip(prompts, rollout_messages or completions, answer, *facts, strict=True)]
 
     return arpo_reward
 
@@ -121,7 +132,11 @@ def executed_tools(completion: Completion, calls: Calls | None = None) -> set[st
 
 
 def arpo_reward_released(
-    prompts: Sequence[Completion], completions: Sequence[Completion], answer: Sequence[Any], **kwargs: Any
+    prompts: Sequence[Completion],
+    completions: Sequence[Completion],
+    answer: Sequence[Any],
+    rollout_messages: Sequence[Completion] | None = None,
+    **kwargs: Any,
 ) -> list[float | None]:
     """
     Reward function: the string checks of ARPO's released code, for comparison only.
@@ -137,6 +152,8 @@ def arpo_reward_released(
             The completions, as chat messages or texts. Messages are joined, with `<result>` tags around results.
         answer (`list`):
             Accepted answer or answers of each row. `None` or an empty list: the row is not scored.
+        rollout_messages (`list[list[dict]]`, *optional*):
+            The completions as chat messages, which are judged in their place.
         **kwargs:
             Other columns, ignored.
 
@@ -145,7 +162,7 @@ def arpo_reward_released(
             A reward in {-1} or [0, 1.1] per row, `None` where there is nothing to compare with.
     """
     accepted = [accepted_answers(entry) for entry in answer]
-    rows = zip(map(_flat_text, completions), accepted, strict=True)
+    rows = zip(map(_flat_text, rollout_messages or completions), accepted, strict=True)
     return [_released(text, answers) if answers else None for text, answers in rows]
 
 

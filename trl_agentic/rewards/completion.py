@@ -14,7 +14,7 @@ from typing import Any
 
 Completion = str | Sequence[Mapping[str, Any]]
 
-_RESULT = re.compile(r"<result>(.*?)</result>", re.DOTALL)
+_RESULT = re.compile(r"<result>(.*?)(?:</result>|\Z)", re.DOTALL)  # the last one may be cut off
 _LAST_CALL = re.compile(r".*</([A-Za-z_][\w.-]*)>", re.DOTALL)
 
 

@@ -210,12 +210,13 @@ def make_format_share_reward(dialect: DialectName = "auto") -> Callable[..., lis
         rollout_status: Sequence[str | None] | None = None,
         rollout_calls: Sequence[Calls | None] | None = None,
         rollout_dialect: Sequence[DialectName] | None = None,
+        rollout_messages: Sequence[Completion] | None = None,
         **kwargs: Any,
     ) -> list[float | None]:
         missing = [None] * len(completions)
         dialects = rollout_dialect if rollout_dialect and dialect == "auto" else [dialect] * len(completions)
         facts = (rollout_status or missing, rollout_calls or missing, dialects)
-        rows = zip(prompts, completions, *facts, strict=True)
+        rows = zip(prompts, rollout_messages or completions, *facts, strict=True)
         met = [format_conditions(text, status, calls, form, prompt) for prompt, text, status, calls, form in rows]
         return [sum(conditions.values()) / len(conditions) for conditions in met]
 
@@ -228,6 +229,7 @@ def format_share_reward(
     rollout_status: Sequence[str | None] | None = None,
     rollout_calls: Sequence[Calls | None] | None = None,
     rollout_dialect: Sequence[DialectName] | None = None,
+    rollout_messages: Sequence[Completion] | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
     """
@@ -246,6 +248,8 @@ def format_share_reward(
             Tool calls of each trajectory.
         rollout_dialect (`list[str]`, *optional*):
             How calls were written, `"tags"` or `"template"`; read off the texts without it.
+        rollout_messages (`list[list[dict]]`, *optional*):
+            The completions as chat messages, which are judged in their place.
         **kwargs:
             Other columns, ignored.
 
@@ -253,4 +257,5 @@ def format_share_reward(
         `list[float | None]`:
             Shares in [0, 1]; 1 if and only if the format is good.
     """
-    return make_format_share_reward()(prompts, completions, rollout_status, rollout_calls, rollout_dialect)
+    facts = (rollout_status, rollout_calls, rollout_dialect, rollout_messages)
+    return make_format_share_reward()(prompts, completions, *facts)

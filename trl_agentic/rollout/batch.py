@@ -99,7 +99,8 @@ class RolloutBatch:
             The completion as chat messages.
         extra_fields (`dict[str, list]`):
             Columns for reward functions: `rollout_status`, `rollout_calls`, `rollout_parent`, `rollout_fork`,
-            `rollout_dialect`.
+            `rollout_dialect`, and the completions as `rollout_messages`, since those of a plain-text prompt reach a
+            reward function as one text, tool results included.
         is_truncated (`list[bool]`):
             Whether a budget, not the model, ended the row.
     """
@@ -147,18 +148,20 @@ class RolloutBatch:
         Returns:
             [`RolloutBatch`]: One row per trajectory.
         """
+        messages = [dialect.messages(trajectory.segments) for _, trajectory in rows]
         return cls(
             prompt_ids=[list(tree.prompt_ids) for tree, _ in rows],
             completion_ids=[trajectory.token_ids or [eos_token_id] for _, trajectory in rows],
             sampled_mask=[trajectory.sampled_mask or [0] for _, trajectory in rows],
             logprobs=[[value or 0.0 for value in trajectory.logprobs] or [0.0] for _, trajectory in rows],
-            completions=[dialect.messages(trajectory.segments) for _, trajectory in rows],
+            completions=messages,
             extra_fields={
                 "rollout_status": [trajectory.status.value for _, trajectory in rows],
                 "rollout_calls": [[call_record(result) for result in trajectory.results] for _, trajectory in rows],
                 "rollout_parent": [trajectory.parent for _, trajectory in rows],
                 "rollout_fork": [trajectory.fork for _, trajectory in rows],
                 "rollout_dialect": [dialect.name] * len(rows),
+                "rollout_messages": messages,
             },
             is_truncated=[trajectory.status in TRUNCATING for _, trajectory in rows],
         )

@@ -46,7 +46,8 @@ class ARPOTrainer(AgenticTrainer):
         model, reward_funcs, train_dataset, eval_dataset, processing_class, reward_processing_classes, callbacks, \
         optimizers, quantization_config, peft_config:
             As in [`~trl.GRPOTrainer`]. Reward functions written for TRL's tools work unchanged; they may also ask for
-            `rollout_status`, `rollout_calls`, `rollout_parent`, `rollout_fork` and `rollout_dialect` by name.
+            `rollout_status`, `rollout_calls`, `rollout_parent`, `rollout_fork`, `rollout_dialect` and
+            `rollout_messages` by name.
         args ([`ARPOConfig`], *optional*):
             Configuration of the trainer.
         tools (`list[Callable]`):

@@ -35,6 +35,7 @@ TRAINER_COLUMNS = frozenset(
         "rollout_parent",
         "rollout_fork",
         "rollout_dialect",
+        "rollout_messages",
     }
 )
 
