@@ -268,8 +268,8 @@ def test_behind_the_note_that_no_calls_are_left_a_further_call_ends_the_branch_a
 class TwiceDialect(TagDialect):
     """Reads every call twice, as a model writes it that makes parallel calls."""
 
-    def parse(self, token_ids):
-        turn = super().parse(token_ids)
+    def parse(self, *token_ids):
+        turn = super().parse(*token_ids)
         return replace(turn, calls=turn.calls * 2)
 
 

@@ -219,8 +219,8 @@ def test_a_model_that_calls_for_ever_is_told_once_and_then_stopped():
 class TwiceDialect(TagDialect):
     """Reads every call twice, as a model writes it that makes parallel calls."""
 
-    def parse(self, token_ids):
-        turn = super().parse(token_ids)
+    def parse(self, *token_ids):
+        turn = super().parse(*token_ids)
         return replace(turn, calls=turn.calls * 2)
 
 
@@ -230,7 +230,7 @@ def test_of_parallel_calls_those_beyond_the_limit_are_answered_with_the_note():
     with ToolRuntime([search], num_workers=0) as runtime:
         limits = Limits(max_completion_length=200, max_tool_turns=9, max_calls=3)
         loop = RolloutLoop(engine, runtime, dialect, NoBranching(), SamplingSettings(), limits)
-        (tree,) = loop.run([Prompt("p", (3,), 1)])
+        (tree,) = loop.run([Prompt("p", ids("what is a"), 1)])
     (trajectory,) = tree.trajectories
     assert [result.status.value for result in trajectory.results] == ["ok", "ok", "ok", "budget"]
     assert trajectory.status is Status.TOOL_BUDGET

@@ -178,8 +178,8 @@ def test_a_trajectory_makes_32_calls_at_most_however_many_a_turn_holds(tmp_path)
     class Eager(TagDialect):
         """Reads every call forty times."""
 
-        def parse(self, token_ids):
-            turn = super().parse(token_ids)
+        def parse(self, *token_ids):
+            turn = super().parse(*token_ids)
             return dataclasses.replace(turn, calls=turn.calls * 40)
 
     ours = trainer(tmp_path, engine=ScriptedEngine(lambda request: Script(CALL)), max_completion_length=2048)

@@ -92,7 +92,11 @@ def measure_accuracy(
     }
     scores = score(
         prompts=[prompts[number] for _, number in rows],
-        completions=[dialect.messages(trajectory.segments) for trajectory in trajectories],
+        completions=[
+            dialect.messages(trajectory.segments, tree.prompt_ids)
+            for tree in trees
+            for trajectory in tree.trajectories
+        ],
         completion_ids=[trajectory.token_ids for trajectory in trajectories],
         rollout_status=[trajectory.status.value for trajectory in trajectories],
         rollout_calls=[[call_record(result) for result in trajectory.results] for trajectory in trajectories],

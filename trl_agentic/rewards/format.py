@@ -8,28 +8,21 @@ calls as the model's chat template does, so that they stand in `tool_calls`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from .answers import extract_boxed
+from .code_spans import without_code
 from .completion import Completion, Step, message_text, read_steps
+from .elements import STRUCTURE, Element, outside_thinking, read_elements
 
 DialectName = Literal["auto", "tags", "template"]
 Calls = Sequence[Mapping[str, Any]]
 
-_STRUCTURE = ("think", "answer", "result")
 _TOOLS = ("search", "python")
 _DIALECT_TAG = re.compile(rf"</?(?:answer|{'|'.join(_TOOLS)})>")
+_RAW_RESULT = re.compile(r"</?tool_(?:response|result|output)s?>|<\|tool_response|<tool_response\|>")
 _RAW_CALL = re.compile(r"</?tool_calls?>|<function[=_]|<\|(?:tool_call|python_tag)|\[TOOL_CALLS\]")
-
-
-@dataclass(frozen=True)
-class _Element:
-    name: str
-    body: str
-    closed: bool
-    opened: bool = True
 
 
 def format_conditions(
@@ -96,7 +89,7 @@ def resolve_dialect(
     for step in steps:
         for name in step.calls:
             return "tags" if f"<{name}>" in step.text or f"</{name}>" in step.text else "template"
-    texts = [step.text for step in steps]
+    texts = [without_code(step.text) for step in steps]
     if prompt is not None:
         texts += [prompt] if isinstance(prompt, str) else [message_text(message) for message in prompt]
     return "tags" if any(_DIALECT_TAG.search(text) for text in texts) else "template"
@@ -118,14 +111,14 @@ def answer_part(completion: Completion, dialect: Literal["tags", "template"]) ->
     """
     steps = read_steps(completion)
     if dialect == "template":
-        return _outside_thinking(steps[-1].text)
-    answers = [e.body for step in steps for e in _elements(step.text, _tool_names(steps)) if e.name == "answer"]
+        return outside_thinking(steps[-1].text)
+    answers = [e.body for step in steps for e in _elements(step, _tool_names(steps)) if e.name == "answer"]
     return answers[-1] if answers else ""
 
 
 def _tag_conditions(steps: list[Step]) -> dict[str, bool]:
     names = _tool_names(steps)
-    turns = [list(_elements(step.text, names)) for step in steps]
+    turns = [_elements(step, names) for step in steps]
     everything = [element for turn in turns for element in turn]
     answers = [element for element in everything if element.name == "answer"]
     begun = [element for element in answers if element.opened]
@@ -140,55 +133,33 @@ def _tag_conditions(steps: list[Step]) -> dict[str, bool]:
     }
 
 
-def _is_answered(turn: list[_Element], step: Step, names: tuple[str, ...]) -> bool:
+def _is_answered(turn: list[Element], step: Step, names: tuple[str, ...]) -> bool:
     calls = [element for element in turn if element.name in names]
     return len(calls) == len(step.results) and all(call.opened and call.closed for call in calls)
 
 
 def _tool_names(steps: list[Step]) -> tuple[str, ...]:
     called = {name for step in steps for name in (*step.calls, *(result.name for result in step.results))}
-    return tuple(sorted((called | set(_TOOLS)) - {"", *_STRUCTURE}))
+    return tuple(sorted((called | set(_TOOLS)) - {"", *STRUCTURE}))
 
 
-def _elements(text: str, tools: tuple[str, ...]) -> Iterator[_Element]:
-    """Tagged pieces of a turn in order. What stands inside one, or in a code fence, is no piece of its own."""
-    names = "|".join(map(re.escape, (*_STRUCTURE, *tools)))
-    marker = re.compile(rf"```|<(?P<slash>/?)(?P<name>{names})>")
-    position = _end_of_opened_thinking(text)
-    while found := marker.search(text, position):
-        name, position = found["name"], found.end()
-        if found["slash"]:
-            yield _Element(name, "", closed=True, opened=False)
-            continue
-        closing = "```" if name is None else f"</{name}>"
-        end = text.find(closing, position)
-        if name is not None:
-            yield _Element(name, text[position:end] if end >= 0 else text[position:], closed=end >= 0)
-        position = len(text) if end < 0 else end + len(closing)
-
-
-def _end_of_opened_thinking(text: str) -> int:
-    # Some chat templates write the opening <think> into the prompt: then a turn begins inside it.
-    before, closing, _ = text.partition("</think>")
-    return len(before) + len(closing) if closing and "<think>" not in before else 0
+def _elements(step: Step, tools: Sequence[str]) -> list[Element]:
+    return read_elements(step.text, (*STRUCTURE, *tools))
 
 
 def _template_conditions(steps: list[Step], calls: Calls) -> dict[str, bool]:
     last = steps[-1]
     final = not last.calls and not last.results
     broken = any(call["status"] == "malformed" for call in calls)
-    own = [re.sub(r"```.*?```", "", _outside_thinking(step.text), flags=re.DOTALL) for step in steps if not step.calls]
+    said = [without_code(outside_thinking(step.text)) for step in steps]
+    raw_calls = [_RAW_CALL.search(text) for step, text in zip(steps, said, strict=True) if not step.calls]
     return {
-        "calls_answered": all(len(step.calls) == len(step.results) for step in steps),
-        "calls_well_formed": not broken and not any(_RAW_CALL.search(text) for text in own),
-        "final_message": final and bool(_outside_thinking(last.text).strip()),
-        "answer_boxed": final and extract_boxed(_outside_thinking(last.text)) is not None,
+        "calls_answered": not any(_RAW_RESULT.search(text) for text in said)
+        and all(len(step.calls) == len(step.results) for step in steps),
+        "calls_well_formed": not broken and not any(raw_calls),
+        "final_message": final and bool(outside_thinking(last.text).strip()),
+        "answer_boxed": final and extract_boxed(outside_thinking(last.text)) is not None,
     }
-
-
-def _outside_thinking(text: str) -> str:
-    text = re.sub(r"<think>.*?</think>", "", text, flags=re.DOTALL)
-    return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def make_format_share_reward(dialect: DialectName = "auto") -> Callable[..., list[float | None]]:

@@ -148,7 +148,7 @@ class RolloutBatch:
         Returns:
             [`RolloutBatch`]: One row per trajectory.
         """
-        messages = [dialect.messages(trajectory.segments) for _, trajectory in rows]
+        messages = [dialect.messages(trajectory.segments, tree.prompt_ids) for tree, trajectory in rows]
         return cls(
             prompt_ids=[list(tree.prompt_ids) for tree, _ in rows],
             completion_ids=[trajectory.token_ids or [eos_token_id] for _, trajectory in rows],

@@ -48,8 +48,8 @@ class Dialect(Protocol):
         """Tokens of a prompt, tool descriptions and generation prompt included."""
         ...
 
-    def parse(self, token_ids: Sequence[int]) -> Turn:
-        """Read the tokens of one turn."""
+    def parse(self, token_ids: Sequence[int], before: Sequence[int] | None = None) -> Turn:
+        """Read the tokens of one turn, which stand behind those of `before`: by default a prompt of the template."""
         ...
 
     def render(self, turn_ids: Sequence[int], results: Sequence[ToolResult], room: int | None = None) -> Segment:
@@ -61,6 +61,6 @@ class Dialect(Protocol):
         """
         ...
 
-    def messages(self, segments: Sequence[Segment]) -> list[dict[str, Any]]:
-        """The completion as chat messages: assistant turns, and one `tool` message per result."""
+    def messages(self, segments: Sequence[Segment], prompt_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """The completion of a prompt as chat messages: assistant turns, and one `tool` message per result."""
         ...

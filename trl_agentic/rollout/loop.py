@@ -25,8 +25,9 @@ from ..tools.state_fork import start_fork
 from ..types import BranchPoint, BranchTree, Kind, Status, ToolCall, ToolResult
 from .dialect import Dialect
 from .engine import Engine, Event, Request, SamplingSettings
+from .growth import Growth
 from .limits import Limits, refusal
-from .path import Fork, Growth, Path, Prompt
+from .path import Fork, Path, Prompt
 from .policy import BranchPolicy
 
 logger = logging.getLogger(__name__)
@@ -52,8 +53,7 @@ class RolloutLoop:
             How to sample; the dialect's stops are added.
         limits ([`Limits`]):
             Budgets.
-        clock (`Callable[[], float]`, *optional*, defaults to `time.monotonic`):
-            Seconds.
+        clock (`Callable[[], float]`, *optional*, defaults to `time.monotonic`): Seconds.
 
     Attributes:
         states (`list[list[ToolState | None]]`):
@@ -190,8 +190,8 @@ class RolloutLoop:
         calls: tuple[ToolCall, ...] = ()
         goes_on = False
         if event.finish_reason == "stop" and (turn_ids := path.turn_ids):
-            calls = self.dialect.parse(turn_ids).calls
-            # A stop text that is no call (in a thought, in a code fence) ends the request but not the segment.
+            calls = self.dialect.parse(turn_ids, path.before_turn).calls
+            # A stop text that is no call (in a thought, in code) ends the request but not the segment.
             goes_on = not calls and turn_ids[-1] not in self.sampling.stop_token_ids and self._room(path) > 0
         self._probe(path, not goes_on, tested)
         return self._sample(path) if goes_on else ended.append((path, event, calls))

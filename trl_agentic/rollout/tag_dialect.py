@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 from ..types import Segment, ToolCall, ToolResult
 from .dialect import Turn
 from .result_tokens import ResultTokenizer
-from .tag_syntax import STRUCTURE, Tag, read_turn
-from .tool_schemas import ToolSignature, read_signatures
+from .tag_calls import describe, read_call
+from .tag_syntax import STRUCTURE, read_turn
+from .tool_schemas import read_signatures
 from .turns import read_messages
 
 _INSTRUCTIONS = """\
@@ -27,6 +27,9 @@ Tools:
 
 When you know the answer, give it once, between <answer> and </answer>, with the result itself in \\boxed{{}}:
 <answer>The capital is \\boxed{{Paris}}.</answer>"""
+
+_OPENED_THOUGHT = re.compile(r"<think>\s*\Z")
+_OPENING_TOKENS = 16  # more than it takes to write that
 
 
 class TagDialect:
@@ -85,7 +88,7 @@ class TagDialect:
         self._template = chat_template or tokenizer.chat_template
         self._template_kwargs = dict(chat_template_kwargs or {})
         names = "|".join(map(re.escape, (*STRUCTURE, *self._tools)))
-        self._reopening = self._reopen_message()
+        self._reopening, self._opening = self._turn_openings()
         self._own_tags = re.compile(rf"<(?=\s*/?\s*(?:{names})\s*>)", re.IGNORECASE)
 
     @property
@@ -101,7 +104,7 @@ class TagDialect:
     @property
     def system_prompt(self) -> str:
         """What a prompt without a system message is given as one: the tools and the format."""
-        return _INSTRUCTIONS.format(tools="\n".join(map(_describe, self._tools.values())))
+        return _INSTRUCTIONS.format(tools="\n".join(map(describe, self._tools.values())))
 
     def encode_prompt(self, prompt: str | list[dict[str, Any]]) -> list[int]:
         """
@@ -143,15 +146,17 @@ class TagDialect:
             messages, chat_template=self._template, add_generation_prompt=True, **options, **self._template_kwargs
         )
 
-    def _reopen_message(self) -> list[int]:
-        # A result belongs into the model's message; where the model has ended that already, another one is opened.
+    def _turn_openings(self) -> tuple[list[int], str]:
+        """What opens another message of the model, and the thought that the template opens in each, if it does."""
         if self._template is None:
-            return []
+            return [], ""
         exchange = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
         _, end, opening = self._apply_template(exchange, tokenize=False).rpartition(self._tokenizer.eos_token)
-        return self._encode_frame(opening) if end else []
+        thought = _opened_thought(opening)
+        # A result is no part of a thought.
+        return self._encode_frame(opening.removesuffix(thought)) if end else [], thought
 
-    def parse(self, token_ids: Sequence[int]) -> Turn:
+    def parse(self, token_ids: Sequence[int], before: Sequence[int] | None = None) -> Turn:
         """
         Read one turn.
 
@@ -162,27 +167,36 @@ class TagDialect:
         Args:
             token_ids (`Sequence[int]`):
                 All tokens that were sampled since the prompt or the last result.
+            before (`Sequence[int]`, *optional*):
+                What stands in front of them, by default a prompt of the chat template. If it ends with `<think>`, the
+                turn begins inside that thought, and its message with that tag.
 
         Returns:
             [`Turn`]:
                 With one call at most. No call and an end token mean a final message; no call and no end token mean
                 that the turn is not finished (a closing tag inside its thinking stopped it, or the budget).
         """
+        opening = self._opening if before is None else _opened_thought(self._decode(before[-_OPENING_TOKENS:]))
         body_ids, ended = self._without_end(token_ids)
-        text = self._decode(body_ids)
-        call = self._find_call(text, body_ids, ended)
+        written = self._decode(body_ids)
+        # A thought that the model opens once more is the same one.
+        text = written if written.lstrip().startswith("<think>") else opening + written
+        before_last = len(text) - len(written) + len(self._decode(body_ids[:-1]))
+        call = self._find_call(text, before_last, ended)
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if call is not None:
             function = {"name": call.name, "arguments": dict(call.arguments)}
             message["tool_calls"] = [{"type": "function", "function": function}]
         return Turn(message=message, calls=() if call is None else (call,))
 
-    def _find_call(self, text: str, token_ids: Sequence[int], ended: bool) -> ToolCall | None:
+    def _find_call(self, text: str, before_last: int, ended: bool) -> ToolCall | None:
         reading = read_turn(text, self._tools)
         tag = reading.last
         if tag is not None:
-            if tag.closed and (not text[tag.end :].strip() or len(self._decode(token_ids[:-1])) < tag.end):
-                return self._tool_call(tag)
+            if tag.closed and (not text[tag.end :].strip() or before_last < tag.end):
+                if tag.problem is not None:
+                    return ToolCall(tag.name, problem=tag.problem)
+                return read_call(self._tools[tag.name], tag.body.strip())
             if not ended:
                 return None
             problem = tag.problem or f"Text follows the call of {tag.name}: stop right after </{tag.name}>."
@@ -191,11 +205,6 @@ class TagDialect:
             known = ", ".join(f"<{name}>" for name in self._tools)
             return ToolCall(reading.foreign, problem=f"<{reading.foreign}> is no tool. The tools are: {known}.")
         return None
-
-    def _tool_call(self, tag: Tag) -> ToolCall:
-        if tag.problem is not None:
-            return ToolCall(tag.name, problem=tag.problem)
-        return _call(self._tools[tag.name], tag.body.strip())
 
     def render(self, turn_ids: Sequence[int], results: Sequence[ToolResult], room: int | None = None) -> Segment:
         """
@@ -224,9 +233,9 @@ class TagDialect:
     def _encode_frame(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def messages(self, segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    def messages(self, segments: Sequence[Segment], prompt_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """A completion as chat messages, see [`read_messages`]."""
-        return read_messages(segments, self.parse)
+        return read_messages(segments, self.parse, prompt_ids)
 
     def _without_end(self, token_ids: Sequence[int]) -> tuple[list[int], bool]:
         end = len(token_ids)
@@ -245,35 +254,7 @@ class TagDialect:
         return decoded
 
 
-def _call(tool: ToolSignature, body: str) -> ToolCall:
-    name, first, required = tool.name, tool.first, tool.required
-    if first is None:
-        return ToolCall(name, problem=f"{name} takes no input: write <{name}></{name}>." if body else None)
-    if not body:
-        return ToolCall(name, problem=f"The call of {name} is empty: write its input ({first}) between the tags.")
-    if len(required) < 2:
-        return ToolCall(name, {first: body})
-    arguments = _json_object(body)
-    if arguments is None:
-        keys = ", ".join(f'"{key}"' for key in required)
-        return ToolCall(name, problem=f"{name} needs a JSON object with the keys {keys} between its tags.")
-    return ToolCall(name, arguments)
-
-
-def _json_object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # a thousand opening brackets are no ValueError
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _describe(tool: ToolSignature) -> str:
-    if len(tool.required) > 1:
-        body = json.dumps(dict.fromkeys(tool.parameters, "..."))
-    else:
-        body = tool.first or ""
-    lines = [f"<{tool.name}>{body}</{tool.name}>: {tool.description}"]
-    shown = tool.parameters if len(tool.required) > 1 else dict(list(tool.parameters.items())[:1])
-    lines += [f"  {name}: {description}" for name, description in shown.items()]
-    return "\n".join(lines)
+def _opened_thought(text: str) -> str:
+    """The `<think>` that a text ends with, if it does."""
+    found = _OPENED_THOUGHT.search(text)
+    return found[0] if found else ""

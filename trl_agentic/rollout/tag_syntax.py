@@ -1,18 +1,22 @@
 """
 The grammar of the tag dialect: which text of a turn is a call.
 
-A turn holds at most one call, and a call counts only as the last thing of its turn. Thinking, code fences, answers and
-quoted results are skipped: whatever stands inside them is no call.
+A turn holds at most one call, and a call counts only as the last thing of its turn. Thinking, code, answers and quoted
+results are skipped: whatever stands inside them is no call. [`~trl_agentic.rewards.format`] reads by the same rules.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
-STRUCTURE = ("think", "answer", "result")
-_MARKER = re.compile(r"```|<(?P<slash>/?)(?P<name>[A-Za-z_][\w.-]*)>")
+from ..rewards.code_spans import CODE, code_end
+from ..rewards.elements import STRUCTURE, find_closing
+
+_MARKER = re.compile(rf"{CODE}|<(?P<slash>/?)(?P<name>[A-Za-z_][\w.-]*)>")
 _FOREIGN_CALLS = ("tool_call", "function_call")  # how other dialects open a call
 
 
@@ -75,14 +79,16 @@ def read_turn(text: str, tools: Collection[str]) -> Reading:
             The last call, well-formed or broken, and what else decides whether the turn is final.
     """
     last, foreign, answered = None, None, False
-    position = _end_of_opened_thinking(text)
+    position, has_thought = 0, False
     while marker := _MARKER.search(text, position):
         name, position = marker["name"], marker.end()
-        if name is None:
-            position = _behind("```", text, position)
+        if marker["code"]:
+            position = code_end(text, marker)
         elif name in tools:
             last = _read_call(text, marker, tools)
             answered, position = False, last.end
+        elif name == "think" and marker["slash"] and not has_thought:
+            last, foreign, answered = None, None, False  # all before it was a thought that the prompt had opened
         elif marker["slash"]:
             continue
         elif name in STRUCTURE:
@@ -90,14 +96,17 @@ def read_turn(text: str, tools: Collection[str]) -> Reading:
             position = _behind(f"</{name}>", text, position)
         elif name in _FOREIGN_CALLS or f"</{name}>" in text[position:]:
             foreign = name
+        has_thought = has_thought or name == "think"
     return Reading(last=None if answered else last, foreign=foreign, answered=answered)
 
 
-def _end_of_opened_thinking(text: str) -> int:
-    # Some chat templates write the opening <think> into the prompt: then the turn begins inside it.
-    opening, closing = text.find("<think>"), text.find("</think>")
-    begins_inside = closing >= 0 and not 0 <= opening < closing
-    return closing + len("</think>") if begins_inside else 0
+def json_object(text: str) -> dict[str, Any] | None:
+    """A JSON object; `None` for any other text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # a thousand opening brackets are no ValueError
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _behind(mark: str, text: str, position: int) -> int:
@@ -109,16 +118,15 @@ def _read_call(text: str, marker: re.Match[str], tools: Collection[str]) -> Tag:
     name = marker["name"]
     if marker["slash"]:
         return Tag(name, "", marker.end(), True, f"</{name}> closes a call that was never opened with <{name}>.")
-    names = "|".join(re.escape(tool) for tool in tools)
-    closing = re.compile(f"</({names})>").search(text, marker.end())
+    closing = find_closing(text, tools, marker.end())
     if closing is None:
         return Tag(name, "", marker.end(), False, f"<{name}> was never closed: end the call with </{name}>.")
     body = text[marker.end() : closing.start()]
-    nested = re.search(f"<({names})>", body)
-    if nested:
+    nested = re.search(f"<({'|'.join(map(re.escape, tools))})>", body)
+    if nested and json_object(body) is None:
         problem = f"<{nested[1]}> stands inside <{name}>: close one call with </{name}> before you open another."
         return Tag(name, "", closing.end(), True, problem)
-    if closing[1] != name:
-        problem = f"<{name}> was closed with </{closing[1]}>: end the call with </{name}>."
+    if closing["name"] != name:
+        problem = f"<{name}> was closed with </{closing['name']}>: end the call with </{name}>."
         return Tag(name, "", closing.end(), True, problem)
     return Tag(name, body, closing.end(), True)

@@ -127,13 +127,15 @@ class TemplateDialect:
         )
         return list(token_ids)
 
-    def parse(self, token_ids: Sequence[int]) -> Turn:
+    def parse(self, token_ids: Sequence[int], before: Sequence[int] | None = None) -> Turn:
         """
         Read one turn as TRL does; what TRL takes for a final message because a call in it is broken, is a broken call.
 
         Args:
             token_ids (`Sequence[int]`):
                 All tokens that were sampled since the prompt or the last result.
+            before (`Sequence[int]`, *optional*):
+                Not needed here: the template opens every turn alike.
 
         Returns:
             [`Turn`]:
@@ -215,9 +217,9 @@ class TemplateDialect:
     def _encode_frame(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def messages(self, segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    def messages(self, segments: Sequence[Segment], prompt_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """A completion as chat messages, see [`read_messages`]."""
-        return read_messages(segments, self.parse)
+        return read_messages(segments, self.parse, prompt_ids)
 
 
 def _with_template(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> PreTrainedTokenizerBase:

@@ -25,28 +25,32 @@ def turn_ids(segments: Sequence[Segment]) -> list[int]:
     return [token for segment in reversed(run) for token in segment.token_ids]
 
 
-def read_messages(segments: Sequence[Segment], parse: Callable[[Sequence[int]], Turn]) -> list[dict[str, Any]]:
+def read_messages(
+    segments: Sequence[Segment], parse: Callable[..., Turn], prompt_ids: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
     """
     A completion as chat messages.
 
     Args:
         segments (`Sequence[Segment]`):
             The completion; adjacent sampled segments are one turn.
-        parse (`Callable[[Sequence[int]], Turn]`):
-            Reads the tokens of one turn.
+        parse (`Callable[[Sequence[int], Sequence[int] | None], Turn]`):
+            Reads the tokens of one turn, given what stands in front of them.
+        prompt_ids (`Sequence[int]`, *optional*):
+            The prompt, by default one of the chat template.
 
     Returns:
         `list[dict]`:
             One `assistant` message per turn and one `tool` message per result.
     """
     messages: list[dict[str, Any]] = []
+    before = None if prompt_ids is None else list(prompt_ids)
     for sampled, run in groupby(segments, key=lambda segment: segment.sampled):
+        parts = list(run)
+        token_ids = [token for segment in parts for token in segment.token_ids]
         if sampled:
-            messages.append(parse([token for segment in run for token in segment.token_ids]).message)
-        else:
-            messages.extend(
-                {"role": "tool", "name": result.call.name, "content": result.content}
-                for segment in run
-                for result in segment.results
-            )
+            messages.append(parse(token_ids, before).message)
+        for result in (result for segment in parts for result in segment.results):
+            messages.append({"role": "tool", "name": result.call.name, "content": result.content})
+        before = [*(before or ()), *token_ids]
     return messages
