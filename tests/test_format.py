@@ -74,6 +74,9 @@ def test_every_fault_of_the_last_turn_is_named(last, conditions):
         f"```\n<search>an example</search>\n```{ANSWER}",
         f"I think.</think>{ANSWER}",  # the template opened the thinking in the prompt
         f"I could <search>again</search>.</think>{ANSWER}",
+        f"I could use <search>.</think>{ANSWER}",
+        f"I could use `<search>`.{ANSWER}",
+        f"~~~\n<search>an example</search> <result>r</result>\n~~~\n{ANSWER}",
         ANSWER,
         f"{ANSWER}\n",
     ],
@@ -96,6 +99,13 @@ def test_a_call_in_tags_needs_exactly_one_result():
     assert broken(GOOD_TAGS[:4]) == {"one_answer", "answer_last", "answer_boxed", "box_written"}
 
 
+@pytest.mark.parametrize("text", ["</add>", '</add> \\" <search>q</search>', "```</add>"])
+def test_a_tag_inside_a_string_of_a_call_does_not_end_it(text):
+    messages = [says(f'<add>{{"a": "{text}", "b": 1}}</add>', "add"), returns("2", "add"), says(ANSWER)]
+    assert broken(messages) == set()
+    assert broken([*messages[:1], *messages[2:]]) == {"calls_answered"}
+
+
 def test_calls_of_other_tools_are_calls_too():
     messages = [says("<browse>u</browse>", "browse"), returns("page", "browse"), says(ANSWER)]
     assert broken(messages) == set()
@@ -111,6 +121,20 @@ def test_a_good_rollout_in_the_template_meets_every_condition():
 
 
 @pytest.mark.parametrize(
+    "last",
+    [
+        "<think>It said <tool_response>3</tool_response>, so <tool_call>.</think>\\boxed{3}",
+        "`<tool_response>` holds a result, ``<tool_call>`` a call: \\boxed{3}",
+        "~~~\n<tool_call>{}</tool_call>\n<tool_response>3</tool_response>\n~~~\n\\boxed{3}",
+        "`<think>` opens a thought. \\boxed{3}",
+    ],
+)
+def test_made_up_calls_and_results_in_thoughts_and_code_are_no_fault(last):
+    assert broken([*GOOD_TEMPLATE[:3], says(last)]) == set()
+    assert broken([says(last)], dialect="template") == set()
+
+
+@pytest.mark.parametrize(
     ("messages", "conditions"),
     [
         (GOOD_TEMPLATE[:2] + GOOD_TEMPLATE[3:], {"calls_answered"}),
@@ -122,6 +146,11 @@ def test_a_good_rollout_in_the_template_meets_every_condition():
         ([*GOOD_TEMPLATE[:3], says("It is 3.")], {"answer_boxed", "box_written"}),
         ([*GOOD_TEMPLATE[:3], says(r"<think>\boxed{3}")], {"final_message", "answer_boxed"}),
         ([], {"final_message", "answer_boxed", "box_written"}),
+        ([says("<tool_response>3</tool_response>\\boxed{3}")], {"calls_answered"}),
+        ([*GOOD_TEMPLATE[:3], says("<tool_response>\n3\nIt is \\boxed{3}.")], {"calls_answered"}),
+        ([says("<tool_response>r</tool_response>", "search"), returns("r"), GOOD_TEMPLATE[3]], {"calls_answered"}),
+        ([says("<|tool_response>3<tool_response|>\\boxed{3}")], {"calls_answered"}),
+        ([says("`<tool_call>` opens a call, <tool_response> a result: \\boxed{3}")], {"calls_answered"}),
     ],
 )
 def test_every_fault_in_the_template_is_named(messages, conditions):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from word_tokenizer import ids, word_tokenizer, words
 
+from trl_agentic.rewards import arpo_reward
 from trl_agentic.rollout.batch import RolloutBatch, depth_first, rollout_metrics
 from trl_agentic.rollout.engine import Request, SamplingSettings, Script, ScriptedEngine
 from trl_agentic.rollout.limits import BUDGET_NOTE, Limits
@@ -206,6 +207,23 @@ def test_a_context_shorter_than_the_prompt_ends_every_rollout_as_truncated():
     assert engine.requests == []
     batch = RolloutBatch.from_trees([tree], TagDialect(word_tokenizer(), [search]), eos_token_id=1)
     assert batch.completion_ids == [[1]] * 4 and batch.sampled_mask == [[0]] * 4
+
+
+def test_a_call_in_a_thought_that_the_prompt_has_opened_is_not_run():
+    answer = "</think> <search> b </search>", "<answer> \\boxed{ b } </answer> <eos>"
+    scripts = iter([Script(CALL), *(Script(ids(text)) for text in answer)])
+    engine = ScriptedEngine(lambda request: next(scripts))
+    dialect = TagDialect(word_tokenizer(), [search])
+    with ToolRuntime([search], num_workers=0) as runtime:
+        limits = Limits(max_completion_length=200, max_tool_turns=2)
+        loop = RolloutLoop(engine, runtime, dialect, NoBranching(), SamplingSettings(), limits)
+        (tree,) = loop.run([Prompt("p", ids("what is a <think>"), 1)])
+    (trajectory,) = tree.trajectories
+    assert [result.call.arguments for result in trajectory.results] == [{"query": "b"}]
+    assert trajectory.status is Status.FINISHED
+    (messages,) = RolloutBatch.from_trees([tree], dialect, eos_token_id=1).completions
+    assert messages[0]["content"] == f"<think>{words(CALL)} </think> <search> b </search>"
+    assert arpo_reward(["q"], [messages], ["b"], ["finished"], rollout_dialect=["tags"]) == [1]
 
 
 def test_a_model_that_calls_for_ever_is_told_once_and_then_stopped():

@@ -1,10 +1,13 @@
 """The tag dialect: what is a call, what is a broken one, and what only looks like one."""
 
+import json
+
 import pytest
 from dialect_tokenizers import TOOLS, encode, search, smollm2, word_tokenizer
 
+from trl_agentic.rewards import arpo_reward
 from trl_agentic.rollout.tag_dialect import TagDialect
-from trl_agentic.types import ToolCall
+from trl_agentic.types import ToolCall, ToolResult
 
 EOS = "<|im_end|>"
 
@@ -64,6 +67,59 @@ def test_tags_in_thoughts_fences_answers_and_results_are_no_calls(read, text, en
 def test_a_call_behind_thinking_and_fences_is_one(read):
     text = "Thoughts <search>no</search></think> ```<python>no</python>``` so <search>yes</search>"
     assert read(text).calls == (ToolCall("search", {"query": "yes"}),)
+
+
+@pytest.fixture(scope="module")
+def thinking(tokenizer):
+    """A dialect whose template opens a thought in the prompt."""
+    opening = "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
+    return TagDialect(tokenizer, TOOLS, chat_template=tokenizer.chat_template + opening)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("Perhaps <python>1+1</python>", ()),
+        ("Perhaps <python>1+1</python>, but I know it.</think>", ()),
+        ("Perhaps ```<python>1+1</python></think><python>2</python>", ("2",)),
+        ("Perhaps <python>.</think><python>2</python>", ("2",)),
+        ("<think>Perhaps <python>1</python></think><python>2</python>", ("2",)),
+        ("</think><python>print('</think>')</python>", ("print('</think>')",)),
+    ],
+)
+@pytest.mark.parametrize("end", ["", EOS])
+def test_a_turn_begins_inside_the_thought_that_the_template_has_opened(thinking, tokenizer, text, calls, end):
+    turn_ids = encode(tokenizer, text + end)
+    prompt = thinking.encode_prompt("1+1?")
+    assert tokenizer.decode(prompt).endswith("<think>\n")
+    for turn in (thinking.parse(turn_ids), thinking.parse(turn_ids, prompt)):
+        assert turn.calls == tuple(ToolCall("python", {"code": code}) for code in calls)
+        assert turn.message["content"] == (text if text.startswith("<think>") else f"<think>\n{text}")
+
+
+def test_any_prompt_may_open_a_thought_and_a_result_closes_none(dialect, thinking, tokenizer):
+    turn_ids, (call,) = encode(tokenizer, "<python>1</python>"), (ToolCall("python", {"code": "1"}),)
+    assert dialect.parse(turn_ids, encode(tokenizer, "1+1? <think>")).calls == ()
+    assert dialect.parse(turn_ids, encode(tokenizer, "1+1? <think>so</think>")).calls == (call,)
+    assert thinking.parse(turn_ids, encode(tokenizer, "<think>\nso</think>")).calls == (call,)
+    for said in ("</think><python>1</python>", f"</think><python>{EOS}"):
+        result = thinking.render(encode(tokenizer, said), [ToolResult(call, "2")])
+        before = [*thinking.encode_prompt("1+1?"), *encode(tokenizer, said), *result.token_ids]
+        assert thinking.parse(turn_ids, before).calls == (call,)
+        assert tokenizer.decode(result.token_ids).count("<think>") == 0
+
+
+def test_a_thought_that_never_ends_is_bad_format_whoever_opened_it(thinking, tokenizer):
+    text = f"I know it. <answer>\\boxed{{3}}</answer>{EOS}"
+    for said, reward in ((text, -1), (f"</think>{text}", 1)):
+        turn = thinking.parse(encode(tokenizer, said))
+        assert turn.calls == ()
+        assert arpo_reward(["q"], [[turn.message]], ["3"], rollout_dialect=["tags"]) == [reward]
+
+
+def test_a_tag_inside_code_of_a_call_does_not_end_a_thought(read):
+    code = "print('</think>', '<answer>', '```')"
+    assert read(f"Hm. <python>{code}</python>").calls == (ToolCall("python", {"code": code}),)
 
 
 def test_only_the_last_call_of_a_turn_is_run(read):
@@ -130,6 +186,19 @@ def test_markup_that_is_no_call_does_not_end_in_one(read):
 
 def test_a_tool_of_several_parameters_takes_a_json_object(read):
     assert read('<add>{"a": 1, "b": 2}</add>').calls == (ToolCall("add", {"a": 1, "b": 2}),)
+
+
+@pytest.mark.parametrize("text", ["</add>", '\\" </add> <search>x</search>', "</search>", "`</add>```"])
+def test_a_tag_inside_a_string_is_text_where_a_tool_takes_json(read, text):
+    body = json.dumps({"a": text, "b": 2})
+    assert read(f"<add>{body}</add>").calls == (ToolCall("add", {"a": text, "b": 2}),)
+    until_the_tag = f"<add>{body}"[: len("<add>") + body.index(text) + len(text)]
+    assert read(until_the_tag).calls == ()  # it goes on
+    problem = "The JSON in <add> was never closed: close its strings, and end the call with </add>."
+    assert read(until_the_tag + EOS).calls == (ToolCall("add", problem=problem),)
+    assert read('<add>{"a": "<search>", "b": "<add>"}</add>').calls == (
+        ToolCall("add", {"a": "<search>", "b": "<add>"}),
+    )
 
 
 @pytest.mark.parametrize("body", ["1, 2", "[1, 2]", '"a"', "{", "[" * 5000, '{"a": ' * 5000, "9" * 5000])

@@ -86,6 +86,74 @@ def test_a_call_that_was_not_closed_or_not_opened_is_broken(read):
     assert read('{"name": "search", "arguments": {"query": "Cuba"}}</tool_call>').calls[0].problem is not None
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('</tool_call>')",
+        "a </tool_call>\n<tool_call> b",
+        '"</tool_call>" \\" <tool_call>{"name": "now"}</tool_call>',
+        "x = '</think>' < '```'",
+        "é </tool_call",
+    ],
+)
+def test_a_tag_inside_a_string_is_text(read, code):
+    call = ToolCall("python", {"code": code})
+    assert read(written("python", code=code)).calls == (call,)
+    around = [written(query="a"), written("python", code=code), written(query="b")]
+    first, second, third = read(f"Let me see. {''.join(around)}").calls
+    assert (first, second, third) == (ToolCall("search", {"query": "a"}), call, ToolCall("search", {"query": "b"}))
+    spaced = written("python", code=code).replace("{", "\n\t {", 1).replace("}}", "} }\n ", 1)
+    turn = read(f"{spaced} \n {written(query='b')} And then.")
+    assert turn.calls == (call, third)
+    assert turn.message["content"] == "And then."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "python", "arguments": {"code": "a</tool_call>',
+        '<tool_call>{"name": "python", "arguments": {"code": "a</tool_call>"}',
+        '<tool_call>{"name": "python", "arguments": {"code": "a"}} and more</tool_call>',
+        '<tool_call>{"name": "python", "arguments": {"code": "a"}} {"name": "python"}</tool_call>',
+        '<tool_call>{"name": "python", "arguments": {"code": "a',
+    ],
+)
+def test_a_call_that_was_cut_off_or_holds_more_is_one_broken_call_and_the_next_is_read(read, text):
+    (call,) = read(text).calls
+    assert call.name == "python" and call.problem.startswith("The tool call could not be parsed.")
+    assert read(text).message["content"] == text
+    assert read(f"{text}\n{written(query='b')}").calls == (call, ToolCall("search", {"query": "b"}))
+
+
+@pytest.mark.parametrize("arguments", [{"page": 7}, '{"page": 7}', None])
+def test_the_common_alias_of_arguments_is_read(read, arguments):
+    (call,) = read(f"<tool_call>{json.dumps({'name': 'fetch', 'parameters': arguments})}</tool_call>").calls
+    assert call == ToolCall("fetch", {} if arguments is None else {"page": 7})
+
+
+@pytest.mark.parametrize(
+    ("rest", "surplus"),
+    [
+        ({"args": {"query": "Cuba"}}, '"args"'),
+        ({"input": "Cuba"}, '"input"'),
+        ({"query": "Cuba"}, '"query"'),
+        ({"query": "Cuba", "k": 3}, '"query", "k"'),
+        ({"arguments": {}, "query": "Cuba"}, '"query"'),
+        ({"arguments": {"query": "Cuba"}, "parameters": {"k": 3}}, '"parameters"'),
+        ({"Arguments": {"query": "Cuba"}}, '"Arguments"'),
+    ],
+)
+def test_arguments_anywhere_else_are_a_problem_that_names_the_key(read, rest, surplus):
+    (call,) = read(f"<tool_call>{json.dumps({'name': 'search', **rest})}</tool_call>").calls
+    problem = f'The call of search holds {surplus}. Write all its arguments as "arguments": {{"query": "..."}}.'
+    assert call == ToolCall("search", problem=problem)
+
+
+def test_an_id_or_a_type_beside_the_arguments_changes_nothing(read):
+    call = {"id": "call_1", "type": "function", "name": "search", "arguments": {"query": "Cuba"}}
+    assert read(f"<tool_call>{json.dumps(call)}</tool_call>").calls == (ToolCall("search", {"query": "Cuba"}),)
+
+
 def test_arguments_in_json_text_are_unwrapped(read):
     once = json.dumps({"query": "Cuba"})
     for arguments in (once, json.dumps(once)):
@@ -119,8 +187,22 @@ def test_calls_inside_thinking_are_none(read):
     assert read("<think>maybe <tool_call>{broken</tool_call>").calls == ()
 
 
-def test_thinking_that_the_template_opened_is_thinking():
-    tokenizer = smollm2("qwen3_5_think")
+def test_a_thought_without_its_opening_is_one(read):
+    assert read(f"maybe {written(query='Cuba')}</think>It is known.").calls == ()
+    assert read(f"maybe {written(query='a')}</think>{written(query='b')}").calls == (
+        ToolCall("search", {"query": "b"}),
+    )
+
+
+@pytest.mark.parametrize("text", ["<tool_response>{}</tool_response>It is known.", "<tool_response>\n{}"])
+def test_a_call_inside_a_made_up_result_is_none(read, text):
+    turn = read(text.format(written(query="Cuba")))
+    assert turn.calls == () and turn.message["content"] == text.format(written(query="Cuba"))
+
+
+@pytest.mark.parametrize("template", ["qwen3_5_think", "nemotron_3_nano"])
+def test_thinking_that_the_template_opened_is_thinking(template):
+    tokenizer = smollm2(template)
     dialect = TemplateDialect(tokenizer, TOOLS)
     call = "<tool_call>\n<function=search>\n<parameter=query>\nCuba\n</parameter>\n</function>\n</tool_call>"
     broken = '<tool_call>{"name": "search"}</tool_call>'

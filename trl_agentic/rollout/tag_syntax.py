@@ -31,7 +31,7 @@ class Tag:
         body (`str`):
             Text between the tags; empty for a broken call.
         end (`int`):
-            Character position behind the closing tag; behind the opening one if it was never closed.
+            Character position behind the closing tag; behind the opening one, or at the end, if it was never closed.
         closed (`bool`):
             Whether it ends with a closing tag.
         problem (`str`, *optional*):
@@ -118,11 +118,15 @@ def _read_call(text: str, marker: re.Match[str], tools: Collection[str]) -> Tag:
     name = marker["name"]
     if marker["slash"]:
         return Tag(name, "", marker.end(), True, f"</{name}> closes a call that was never opened with <{name}>.")
+    names = "|".join(map(re.escape, tools))
     closing = find_closing(text, tools, marker.end())
+    if closing is None and re.compile(f"</({names})>").search(text, marker.end()):
+        problem = f"The JSON in <{name}> was never closed: close its strings, and end the call with </{name}>."
+        return Tag(name, "", len(text), False, problem)
     if closing is None:
         return Tag(name, "", marker.end(), False, f"<{name}> was never closed: end the call with </{name}>.")
     body = text[marker.end() : closing.start()]
-    nested = re.search(f"<({'|'.join(map(re.escape, tools))})>", body)
+    nested = re.search(f"<({names})>", body)
     if nested and json_object(body) is None:
         problem = f"<{nested[1]}> stands inside <{name}>: close one call with </{name}> before you open another."
         return Tag(name, "", closing.end(), True, problem)

@@ -44,7 +44,8 @@ class TemplateDialect:
     The dialect of the tokenizer's chat template, as in TRL's own tool loop.
 
     Prompts, calls and results are tokenised and parsed with TRL's functions. Beyond them, a call that can't be parsed
-    is a call with a problem and no final answer, and special tokens inside a result stay plain text.
+    is a call with a problem and no final answer, a call in code is none, a tag inside a JSON string is text, and
+    special tokens inside a result are, too.
 
     Args:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]):
@@ -129,7 +130,7 @@ class TemplateDialect:
 
     def parse(self, token_ids: Sequence[int], before: Sequence[int] | None = None) -> Turn:
         """
-        Read one turn as TRL does; what TRL takes for a final message because a call in it is broken, is a broken call.
+        Read one turn. What TRL takes for a final message because a call in it is broken, is a broken call.
 
         Args:
             token_ids (`Sequence[int]`):
