@@ -212,6 +212,11 @@ def test_thinking_that_the_template_opened_is_thinking(template):
 
     assert read(f"maybe {call}").calls == ()
     assert read(f"maybe {broken}").calls == ()
+    assert read("maybe \\boxed{3}").message == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "maybe \\boxed{3}",
+    }
     assert read(f"maybe {call}</think>no").calls == ()
     assert read(f"maybe</think>{call}").calls == (ToolCall("search", {"query": "Cuba"}),)
     assert read(f"maybe</think>{broken}").calls[0].problem is not None

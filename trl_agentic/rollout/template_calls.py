@@ -98,6 +98,9 @@ class TemplateCalls:
 
     def _parse_message(self, text: str, reading: Reading) -> dict[str, Any] | None:
         """The message apart from its calls; `None` if it can't be parsed."""
+        if reading.is_thought:  # some response templates know a thought by its end alone
+            thought = text.removesuffix(self._tokenizer.eos_token).strip()
+            return {"role": "assistant", "content": "", "reasoning_content": thought}
         hidden = {f"\ue000{start}\ue001": text[start:end] for start, end in reading.quoted}
         replaced = [(piece.start, piece.end, "") for piece in reading.calls]
         replaced += [(*span, mark) for span, mark in zip(reading.quoted, hidden, strict=True)]

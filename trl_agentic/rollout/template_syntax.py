@@ -16,8 +16,10 @@ from typing import Any
 from ..rewards.code_spans import CODE, code_end
 
 _CALL_TAG, _STRAY_TAG = "<tool_call>", "</tool_call>"  # most templates write calls so, whatever stands inside
-_RESULT_TAG = "<tool_response>"
+_RESULT_CLOSING = re.compile("</tool_response>")
 _THINKING = {"open": "<think>", "close": "</think>"}
+_SPACE = re.compile(r"\s*")
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,13 @@ class Reading:
             The calls in order.
         quoted (`list[tuple[int, int]]`):
             Where text stands in which a parser of the response template would look for calls in vain.
+        is_thought (`bool`, *optional*, defaults to `False`):
+            Whether it ends in the thought that the template has opened.
     """
 
     calls: list[Piece]
     quoted: list[tuple[int, int]]
+    is_thought: bool = False
 
 
 class TemplateSyntax:
@@ -77,7 +82,7 @@ class TemplateSyntax:
         self._begins_inside = re.search(rf"(?:{opening})\s*\Z", turn_opening) is not None
         self._thought_closing = re.compile(closing, re.DOTALL)
         self._marker = re.compile(
-            rf"{CODE}|(?P<thought>{opening})|(?P<thought_end>{closing})|(?P<result>{_RESULT_TAG})"
+            rf"{CODE}|(?P<thought>{opening})|(?P<thought_end>{closing})|(?P<result><tool_response>)"
             rf"|(?P<call>{call_opening})|(?P<stray>{_STRAY_TAG})",
             re.DOTALL,
         )
@@ -95,18 +100,20 @@ class TemplateSyntax:
                 The calls, well-formed or broken. A closing tag that was never opened is a broken call if there are no
                 others.
         """
+        if self._begins_inside and not self._thought_closing.search(text):
+            return Reading([], [], is_thought=True)
         calls: list[Piece] = []
         quoted: list[tuple[int, int]] = []
         stray: Piece | None = None
         has_thought = self._begins_inside
         position = _behind(self._thought_closing, text, 0) if has_thought else 0
-        while found := self._marker.search(text, position):
+        while position < len(text) and (found := self._marker.search(text, position)):
             start, position = found.span()
             if found["code"]:
                 position = code_end(text, found)
                 quoted.append((start, position))
             elif found["result"]:
-                position = _behind(re.compile(_RESULT_TAG.replace("<", "</")), text, position)
+                position = _behind(_RESULT_CLOSING, text, position)
                 quoted.append((start, position))
             elif found["call"]:
                 calls.append(self._read_call(text, found))
@@ -139,10 +146,6 @@ class TemplateSyntax:
         opening = self._call_opening.search(text, position)
         end = len(text) if opening is None else opening.start()
         return min(end, _behind(self._call_closing, text, position))
-
-
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"\s*")
 
 
 def _behind(pattern: re.Pattern[str], text: str, position: int) -> int:
