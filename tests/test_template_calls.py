@@ -149,6 +149,27 @@ def test_arguments_anywhere_else_are_a_problem_that_names_the_key(read, rest, su
     assert call == ToolCall("search", problem=problem)
 
 
+@pytest.mark.parametrize(
+    ("template", "call", "arguments"),
+    [
+        ("qwen3_5_nothink", "<function=python>\n<parameter=code>\n1\n</parameter>\n</function>\n", {"code": "1"}),
+        ("qwen3_5_nothink", "<function=python>\n</function>\n", {}),
+        ("qwen3_5_nothink", "<function=python>\n<param=code>\n1\n</param>\n</function>\n", None),
+        ("qwen3_5_nothink", '<function=python>\n{"code": 1}\n</function>\n', None),
+        ("glm4moe", "python\n<arg_key>code</arg_key>\n<arg_value>1</arg_value>\n", {"code": "1"}),
+        ("glm4moe", "python\n<key>code</key>\n<value>1</value>\n", None),
+    ],
+)
+def test_what_belongs_to_no_argument_of_a_call_in_xml_makes_it_a_broken_one(template, call, arguments):
+    tokenizer = smollm2(template)
+    dialect = TemplateDialect(tokenizer, TOOLS)
+    (read,) = dialect.parse(encode(tokenizer, f"<tool_call>{call}</tool_call>")).calls
+    assert (read.name, read.arguments) == ("python", arguments or {})
+    assert (read.problem is None) == (arguments is not None)
+    (unclosed,) = dialect.parse(encode(tokenizer, f"<tool_call>{call}")).calls
+    assert unclosed.problem is not None
+
+
 def test_an_id_or_a_type_beside_the_arguments_changes_nothing(read):
     call = {"id": "call_1", "type": "function", "name": "search", "arguments": {"query": "Cuba"}}
     assert read(f"<tool_call>{json.dumps(call)}</tool_call>").calls == (ToolCall("search", {"query": "Cuba"}),)

@@ -74,6 +74,7 @@ class TemplateSyntax:
         self._holds_json = calls["content"] == "json" and not calls.get("content_args")
         call_opening = f"{_pattern(calls, 'open')}|{_CALL_TAG}"
         self._call_opening = re.compile(call_opening, re.DOTALL)
+        self._argument = calls.get("content_args", {}).get("tag_pattern")
         self._call_closing = re.compile(_pattern(calls, "close"), re.DOTALL)
         thinking = fields.get("reasoning_content") or fields.get("thinking") or _THINKING
         opening, closing = _pattern(thinking, "open"), _pattern(thinking, "close")
@@ -129,8 +130,10 @@ class TemplateSyntax:
     def _read_call(self, text: str, opening: re.Match[str]) -> Piece:
         start, body = opening.span()
         if not self._holds_json:
-            end = _behind(self._call_closing, text, body)
-            return Piece(start, end, text[start:end])
+            closing = self._call_closing.search(text, body)
+            if closing is None or self._holds_more(text[body : closing.start()]):
+                return Piece(start, self._end_of_broken(text, body))
+            return Piece(start, closing.end(), text[start : closing.end()])
         try:
             _, end = _DECODER.raw_decode(text, _behind(_SPACE, text, body))
         except (ValueError, RecursionError):  # deeply nested JSON is no ValueError
@@ -141,6 +144,13 @@ class TemplateSyntax:
         # In valid JSON a `<` stands in a string only; written like this, a parser can't take it for a tag.
         escaped = text[body:end].replace("<", "\\u003c")
         return Piece(start, closing.end(), text[start:body] + escaped + text[end : closing.end()])
+
+    def _holds_more(self, body: str) -> bool:
+        """Whether there are words in a call that belong to no argument, which a parser would pass over."""
+        if self._argument is None:
+            return False
+        rest = re.sub(self._argument, "", body, flags=re.DOTALL).replace("</function>", "")
+        return re.search(r"\w", rest) is not None
 
     def _end_of_broken(self, text: str, position: int) -> int:
         opening = self._call_opening.search(text, position)
