@@ -166,20 +166,20 @@ def test_a_router_loss_on_a_model_without_experts_raises_as_in_trl(tmp_path):
 
 
 class CountingWeights:
-    """What stands between TRL and an engine: it is given the weights."""
+    """What stands between the trainer and an engine: it is given the weights."""
 
     num_syncs = 0
 
-    def sync_weights(self):
+    def push(self):
         self.num_syncs += 1
 
 
 @pytest.mark.parametrize("options", CORRECTED, ids=names)
 def test_the_correction_of_the_engines_log_probs_applies_to_the_rows_that_are_trained(tmp_path, options):
     ours = brief_trainer(tmp_path, **options)
-    ours.use_vllm, ours.vllm_generation = True, CountingWeights()  # as if TRL had built the engine
+    ours.use_vllm, ours.weight_sync = True, CountingWeights()  # as if TRL had built the engine
     steps = assert_trains(ours)
-    assert ours.vllm_generation.num_syncs == 3  # once in each optimizer step
+    assert ours.weight_sync.num_syncs == 3  # once in each optimizer step
     for batch in (batch for step in steps for batch in step.micro_batches):
         if options.get("vllm_importance_sampling_correction") is False:
             assert "importance_sampling_ratio" not in batch
