@@ -19,9 +19,10 @@ EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
 # What each part may import from the package, beside itself.
 BELOW = {
     "types": set(),
+    "words": set(),
     "algorithms": set(),
-    "tools": {"types"},
-    "rewards": {"types"},
+    "tools": {"types", "words"},
+    "rewards": {"types", "words"},
     "tasks": {"types", "tools", "rewards"},
     "rollout": {"types", "algorithms", "tools", "rewards"},
     "evaluation": {"types", "algorithms", "tools", "rewards", "tasks", "rollout"},
@@ -137,8 +138,9 @@ def test_the_declared_order_has_no_cycle():
     assert not [part for part in BELOW if part in reachable(part)]
 
 
-def test_types_import_the_standard_library_alone():
-    path = PACKAGE / "types.py"
+@pytest.mark.parametrize("name", ["types.py", "words.py"])
+def test_the_lowest_modules_import_the_standard_library_alone(name: str):
+    path = PACKAGE / name
     roots = {module.split(".")[0] for module in imported_modules(ast.parse(path.read_text(encoding="utf-8")), path)}
     assert roots <= set(sys.stdlib_module_names)
 
