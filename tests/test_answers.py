@@ -110,7 +110,7 @@ def test_token_f1(prediction, answer, f1):
 
 def test_articles_are_dropped_unless_nothing_else_is_left():
     assert answer_f1("the answer", "answer") == 1
-    assert answer_f1("A) Paris", "A") == pytest.approx(2 / 3)
+    assert answer_f1("A Paris", "a") == pytest.approx(2 / 3)
     assert answer_tokens("A Tale of 2 Cities") == ["a", "tale", "of", "2", "cities"]
 
 
@@ -231,8 +231,8 @@ def test_a_comparison_without_end_is_cut_off_in_any_thread(monkeypatch):
 
     def compare():
         with monkeypatch.context() as patch:
-            patch.setattr("trl_agentic.rewards.math_equality._ANSWER_S", 0.5)
-            verdicts.append(math_equal("9^{9^{9^9}}", "x"))
+            patch.setattr("trl_agentic.rewards.math_process._ANSWER_S", 0.5)
+            verdicts.append(math_equal(r"\prod_{n=1}^{10^8} n", "x"))
         verdicts.append(math_equal("y+1", "1+y"))
 
     thread = threading.Thread(target=compare)

@@ -23,7 +23,7 @@ def blocks(name: str) -> list[str]:
 
 BLOCKS = [
     pytest.param(block, name, id=f"{name} block {number}")
-    for name in ("tools.md", "appo.md")
+    for name in ("tools.md", "appo.md", "answers.md")
     for number, block in enumerate(blocks(name), start=1)
 ]
 

@@ -47,3 +47,18 @@ def split_words(text: str, num_characters: int = 1) -> list[str]:
         last = max(len(characters) - num_characters, 0)
         words += ["".join(characters[start : start + num_characters]) for start in range(last + 1)]
     return words
+
+
+def space_characters(text: str) -> str:
+    """
+    Put spaces between words and the characters of scripts that have none: `"2008年"` becomes `"2008 年 "`.
+
+    Args:
+        text (`str`):
+            The text.
+
+    Returns:
+        `str`:
+            The text, with spaces around every such character.
+    """
+    return _CHARACTER.sub(r" \g<0> ", text)

@@ -1,21 +1,20 @@
-"""Is the answer right? Extraction, normalisation, token F1, exact match, and which of them an answer asks for."""
+"""Is the answer right? Extraction, token F1, exact match, and which comparison an answer asks for."""
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .answer_tokens import answer_tokens, comparable_tokens
+from .choices import read_choice, same_choice
 from .completion import Completion, own_text
-from .math_equality import NUMBER, looks_mathematical, math_equal, plain_latex, read_number
+from .math_equality import looks_mathematical, math_equal, same_notation
+from .quantities import read_quantity, same_quantity
 
-_ARTICLES = frozenset(("a", "an", "the"))
 _VERDICTS = (["yes"], ["no"], ["noanswer"])
-_BOX = "\\boxed{"
-_NUMBER_IN_TEXT = re.compile(rf"(?<![\w%])(?<!\d[.,/:-]){NUMBER}(?!\w|[.,/:-]\d)")
-_TOKEN_NUMBER = re.compile(r"-?\d+(?:/\d+)?")
+_BRACE = re.compile(r"\\+boxed\{|\\.|[{}]", re.DOTALL)
 
 
 def extract_boxed(text: str) -> str | None:
@@ -30,22 +29,15 @@ def extract_boxed(text: str) -> str | None:
         `str`, *optional*:
             The content without surrounding white space, possibly empty; `None` if no box is closed.
     """
-    start = text.rfind(_BOX)
-    while start >= 0:
-        content = _balanced(text, start + len(_BOX))
-        if content is not None:
-            return content.strip()
-        start = text.rfind(_BOX, 0, start)
-    return None
-
-
-def _balanced(text: str, start: int) -> str | None:
-    depth = 1
-    for brace in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return text[start : brace.start()]
-    return None
+    opened: list[tuple[int, bool]] = []
+    last = (-1, -1)
+    for found in _BRACE.finditer(text):
+        if found[0] == "}" and opened:
+            start, is_box = opened.pop()
+            last = max(last, (start, found.start())) if is_box else last
+        elif found[0] == "{" or found[0].endswith("boxed{"):
+            opened.append((found.end(), found[0] != "{"))
+    return text[last[0] : last[1]].strip() if last[0] >= 0 else None
 
 
 def extract_answer(completion: Completion) -> str | None:
@@ -90,52 +82,11 @@ def accepted_answers(answer: Any) -> list[str]:
     )
 
 
-def answer_tokens(text: str) -> list[str]:
-    """
-    Tokens of an answer, for comparison: lower case, no punctuation, numbers as values.
-
-    Words are treated as in SQuAD's F1, but a number keeps its sign, decimals, slash and percent sign: `-3`, `1/2` and
-    `10%` differ from `3`, `12` and `10`, while `110,000` equals `110000` and `0.5` equals `\\frac{1}{2}`.
-
-    Args:
-        text (`str`):
-            An answer.
-
-    Returns:
-        `list[str]`:
-            The tokens, articles included.
-    """
-    text = plain_latex(unicodedata.normalize("NFKC", text)).lower()
-    text = _NUMBER_IN_TEXT.sub(lambda found: f" {_canonical(found[0])} ", text)
-    tokens: list[str] = []
-    for word in text.split():
-        if _TOKEN_NUMBER.fullmatch(word):
-            tokens.append(word)
-            continue
-        word = re.sub(r"(?<=\d)[^\w\s](?=\d)", " ", word)  # 12:30 is not 1230
-        tokens += "".join(letter for letter in word if not _is_punctuation(letter)).split()
-    return tokens
-
-
-def _canonical(number: str) -> str:
-    value = read_number(number)
-    return number if value is None else str(value)
-
-
-def _is_punctuation(letter: str) -> bool:
-    return unicodedata.category(letter)[0] in "PS"
-
-
-def _comparable(prediction: str, answer: str) -> tuple[list[str], list[str]]:
-    sides = answer_tokens(prediction), answer_tokens(answer)
-    words = tuple([token for token in side if token not in _ARTICLES] for side in sides)
-    # The answer "A" is a letter: articles are dropped only where both sides keep something.
-    return (words[0], words[1]) if all(words) else sides
-
-
 def answer_f1(prediction: str | None, answers: Any) -> float:
     """
     Token F1 of a prediction, the best over all accepted answers.
+
+    Choices, numbers, quantities, formulas, "yes" and "no" are right or wrong as a whole.
 
     Args:
         prediction (`str`, *optional*):
@@ -145,21 +96,15 @@ def answer_f1(prediction: str | None, answers: Any) -> float:
 
     Returns:
         `float`:
-            F1 in [0, 1]; 0 for a missing or empty prediction. "Yes" and "no" are right or wrong as a whole.
+            F1 in [0, 1]; 0 for a missing or empty prediction.
     """
-    return max((_f1(*_comparable(prediction or "", answer)) for answer in accepted_answers(answers)), default=0.0)
-
-
-def _f1(prediction: list[str], answer: list[str]) -> float:
-    if prediction != answer and (prediction in _VERDICTS or answer in _VERDICTS):
-        return 0.0
-    common = (Counter(prediction) & Counter(answer)).total()
-    return 2 * common / (len(prediction) + len(answer)) if common else 0.0
+    return _best(prediction, answers, same_notation, _token_f1)
 
 
 def answer_exact_match(prediction: str | None, answers: Any) -> float:
     """
-    Whether a prediction equals an accepted answer, up to case, punctuation, articles and the way numbers are written.
+    Whether a prediction equals an accepted answer, up to case, punctuation, articles, accents, and the way choices and
+    quantities are written. Formulas are not computed.
 
     Args:
         prediction (`str`, *optional*):
@@ -171,8 +116,7 @@ def answer_exact_match(prediction: str | None, answers: Any) -> float:
         `float`:
             1 or 0; 0 for a missing or empty prediction.
     """
-    pairs = [_comparable(prediction or "", answer) for answer in accepted_answers(answers)]
-    return float(any(bool(left) and left == right for left, right in pairs))
+    return _best(prediction, answers, same_notation, _same_tokens)
 
 
 def answer_score(prediction: str | None, answers: Any) -> float:
@@ -192,14 +136,52 @@ def answer_score(prediction: str | None, answers: Any) -> float:
     Raises:
         ImportError: If a formula has to be compared and math-verify is not installed.
     """
-    if prediction is None or not prediction.strip():
-        return 0.0
+    return _best(prediction, answers, math_equal, _token_f1)
+
+
+def _best(
+    prediction: str | None,
+    answers: Any,
+    formulas: Callable[[str, str], bool],
+    words: Callable[[str, str], float],
+) -> float:
     best = 0.0
+    if prediction is None or not prediction.strip():
+        return best
+    prediction = extract_boxed(prediction) or prediction
     for answer in accepted_answers(answers):
-        if looks_mathematical(answer):
-            best = max(best, float(math_equal(prediction, answer)))
-        else:
-            best = max(best, answer_f1(prediction, answer))
+        best = max(best, _compared(prediction, extract_boxed(answer) or answer, formulas, words))
         if best == 1.0:
             break
     return best
+
+
+def _compared(
+    prediction: str, answer: str, formulas: Callable[[str, str], bool], words: Callable[[str, str], float]
+) -> float:
+    equal = same_choice(prediction, answer)
+    if equal is None:
+        _, answer = read_choice(answer)
+        equal = same_quantity(prediction, answer)
+    if equal is not None:
+        return float(equal)
+    if not looks_mathematical(answer):
+        return words(prediction, answer)
+    if read_quantity(answer) is None or looks_mathematical(prediction):
+        return float(formulas(prediction, answer))
+    # "8 children" for "8". A second number would be a second answer: "8 or 9".
+    numbers = [token for token in answer_tokens(prediction) if re.search(r"\d", token)]
+    return words(prediction, answer) if len(numbers) == 1 else 0.0
+
+
+def _same_tokens(prediction: str, answer: str) -> float:
+    left, right = comparable_tokens(prediction, answer)
+    return float(bool(left) and left == right)
+
+
+def _token_f1(prediction: str, answer: str) -> float:
+    left, right = comparable_tokens(prediction, answer)
+    if left != right and (left in _VERDICTS or right in _VERDICTS):
+        return 0.0
+    common = (Counter(left) & Counter(right)).total()
+    return 2 * common / (len(left) + len(right)) if common else 0.0

@@ -1,85 +1,34 @@
-"""Equality of mathematical answers: plain numbers exactly, everything else symbolically with math-verify."""
+"""Equality of mathematical answers: quantities exactly, everything else symbolically with math-verify."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import importlib.util
-import json
-import os
 import re
-import selectors
-import subprocess
-import sys
-import threading
-from fractions import Fraction
-from functools import cache, lru_cache
-from pathlib import Path
 
-_START_S = 120.0  # importing sympy on a busy machine
-_ANSWER_S = 5.0
-
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
-NUMBER = rf"[-+]?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,2}})?(?:\s*/\s*\d+)?(?:\s*%)?"
-_NUMBER = re.compile(NUMBER)
-_SIMPLE_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|operatorname|mbox)\s*\{([^{}]*)\}")
-_SPACING = re.compile(r"\\[,;:!> ]|\\(?:left|right|quad|qquad|displaystyle)(?![A-Za-z])|~")
-_ESCAPED = re.compile(r"\\([%$&#_])")
-_SIGNS = str.maketrans({"\u2212": "-", "\u2013": "-", "\ufe63": "-", "\uff0d": "-", "\u00b2": "^2", "\u00b3": "^3"})
+from .math_process import symbolically_equal
+from .notation import FUNCTIONS, WRAPPERS, as_latex, plain_latex, unify
+from .quantities import LONGEST, NUMBER, read_number, read_quantity, same_quantity
+from .units import Unit, read_units
 
 _COUNTING = re.compile(r"\d+(?:[-:]\d+)+|\d+(?:/\d+){2,}|\d+(?:\.\d+){2,}|\d+'?s")  # dates, scores, versions, decades
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_WORD = re.compile(r"[^\W\d_]{2,}")
-_FUNCTIONS = frozenset("arccos arcsin arctan cos cot exp gcd lcm ln log max min mod pi sin sqrt tan".split())
-_OPERATION = re.compile(r"\d|[\w)}\]!]\s*[\^=<>+*]\s*[-\w({\[]")
-
-
-def plain_latex(text: str) -> str:
-    """
-    Remove LaTeX that carries no meaning: delimiters, text wrappers, spacing, escapes; `\\frac{1}{2}` becomes `1/2`.
-
-    Args:
-        text (`str`):
-            An answer.
-
-    Returns:
-        `str`:
-            The same answer with less markup.
-    """
-    text = _WRAPPED.sub(r"\1", text.translate(_SIGNS).replace("{,}", ","))
-    text = _SPACING.sub(" ", re.sub(r"\\[()\[\]]", " ", text))
-    text = _SIMPLE_FRACTION.sub(lambda found: f"{found[1] or found[2]}/{found[3] or found[4]}", text)
-    return re.sub(r"(?<!\\)\$(?!\d)|^\$(?=.*\$$)", "", _ESCAPED.sub(r"\1", text).strip()).strip()
-
-
-def read_number(text: str) -> Fraction | None:
-    """
-    The value of a plain number: integer, decimal or fraction, with thousands separators, a currency or percent sign.
-
-    Args:
-        text (`str`):
-            An answer, such as `"-3"`, `"110,879"`, `"1/2"`, `"10%"`, `"\\frac{1}{2}"` or `"$5"`.
-
-    Returns:
-        `Fraction`, *optional*:
-            Its value; `None` if the text is anything else.
-    """
-    text = plain_latex(text).strip()
-    found = _NUMBER.fullmatch(re.sub(r"^([-+]?)\s*[$€£¥]\s*", r"\1", text))
-    if not found or not found[0]:
-        return None
-    digits = re.sub(r"[,\s]", "", found[0])
-    numerator, _, denominator = digits.rstrip("%").partition("/")
-    divisor = int(denominator or 1) * (100 if digits.endswith("%") else 1)
-    return Fraction(numerator) / divisor if divisor else None
+_WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_A-Za-zΑ-Ωα-ω]")  # one character may be a word in other scripts
+_OPERATION = re.compile(r"\d|[\w)}\]!]\s*[\^=<>≤≥≠+*]\s*[-\w({\[]|[∞π√∛∅±]|infinity")
+_CALL = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(sorted(FUNCTIONS))})\s*(?:\(|[a-z]\b)")
+_INNER_SPACE = re.compile(r"\s+(?!\w)|(?<!\w)\s+")
+_DELIMITERS = re.compile(r"^(?:\\[(\[]|\$+)|(?:\\[)\]]|\$+)$|[.,;]$")
+_NAMED = re.compile(r"([A-Za-z]\w*|\\[A-Za-z]+)\s*=\s*([^=<>]+)")
+_RELATION = re.compile(r"[=<>≤≥≠∈]|\\(?:leq?|geq?|leqslant|geqslant|neq?|in|equiv)(?![A-Za-z])")
+_NUMBER = re.compile(NUMBER)
+_UNIT_START = re.compile(rf"(?:\\[,;: ]|\s|~|(?<=[\d)}}]))(?=\\(?:{WRAPPERS})\s*\{{|[A-Za-zµ°]{{2}})")
+_LONGEST_UNIT = 40
+_DEGREES = (r"\cdot\frac{\pi}{180}", "")
 
 
 def looks_mathematical(text: str) -> bool:
     """
     Whether an accepted answer is to be compared as mathematics, not as words.
 
-    Numbers and formulas are; names, single letters, dates, times and scores such as `3-1` are not.
+    Numbers, quantities and formulas are; names, single letters, dates, times and scores such as `3-1` are not.
 
     Args:
         text (`str`):
@@ -89,25 +38,27 @@ def looks_mathematical(text: str) -> bool:
         `bool`:
             `True` for mathematics.
     """
-    if read_number(text) is not None:
+    if len(text) > LONGEST:
+        return False
+    if read_quantity(text) is not None:
         return True
     plain = plain_latex(text)
     if _COUNTING.fullmatch(plain):
         return False
     if _COMMAND.search(plain):
         return True
-    if any(word.lower() not in _FUNCTIONS for word in _WORD.findall(plain)):
+    if any(word.lower() not in FUNCTIONS for word in _WORD.findall(plain)):
         return False
-    return bool(_OPERATION.search(plain))
+    return bool(_OPERATION.search(plain) or _CALL.search(plain))
 
 
 def math_equal(prediction: str, answer: str) -> bool:
     """
     Whether two mathematical answers are equal.
 
-    Plain numbers are compared exactly (`"10%"` is 0.1, not 10); a decimal equals a value that it rounds to six places.
-    Formulas are compared symbolically by math-verify, in a process of its own: a comparison that takes longer than
-    five seconds, or too much memory, counts as unequal, in whatever thread it is asked for.
+    Quantities are compared exactly, see [`same_quantity`]. Formulas are compared symbolically by math-verify, in a
+    process of its own: a comparison that takes longer than five seconds, or too much memory, counts as unequal, in
+    whatever thread it is asked for.
 
     Args:
         prediction (`str`):
@@ -124,99 +75,69 @@ def math_equal(prediction: str, answer: str) -> bool:
     """
     if not prediction.strip() or not answer.strip():
         return False
-    if "".join(prediction.split()) == "".join(answer.split()):
+    if _INNER_SPACE.sub("", prediction) == _INNER_SPACE.sub("", answer):
         return True
-    left, right = read_number(prediction), read_number(answer)
-    if left is None or right is None:
-        return _symbolically_equal(_explicit(answer), _explicit(prediction))
-    tolerance = min(Fraction(1), abs(right)) / 10**6 if "." in prediction + answer else 0
-    return abs(left - right) <= tolerance
+    if max(len(prediction), len(answer)) > LONGEST:
+        return False
+    left, right = _without_the_same_name(prediction, answer)
+    equal = same_quantity(left, right)
+    return _formulas_equal(left, right) if equal is None else equal
 
 
-def _explicit(text: str) -> str:
-    # math-verify takes 10% for 10 as well as for 0.1, and reads pi and sqrt(2) as products of letters.
-    text = re.sub(r"(\d+(?:\.\d+)?)\s*\\?%", r"\\frac{\1}{100}", text.translate(_SIGNS))
-    text = re.sub(r"(?<![\\A-Za-z])sqrt\(([^()]*)\)", r"\\sqrt{\1}", text.replace("**", "^"))
-    return re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi ", text)
+def same_notation(prediction: str, answer: str) -> bool:
+    """
+    Whether two formulas are the same but for the way of writing: `√2` and `\\sqrt{2}`, not `1+x` and `x+1`.
+
+    Args:
+        prediction (`str`):
+            What the model answered.
+        answer (`str`):
+            The accepted answer.
+
+    Returns:
+        `bool`:
+            Whether they are the same.
+    """
+    if max(len(prediction), len(answer)) > LONGEST:
+        return False
+    left, right = (_one_notation(side) for side in (prediction, answer))
+    return left == right
 
 
-@lru_cache(maxsize=4096)
-def _symbolically_equal(answer: str, prediction: str) -> bool:
-    if importlib.util.find_spec("math_verify") is None:
-        raise ImportError(
-            f"The accepted answer {answer!r} is mathematics, and comparing it needs math-verify. Install it with "
-            "`pip install trl-agentic[math]`."
-        )
-    return _comparer(os.getpid()).ask([answer, prediction])
+def _one_notation(text: str) -> str:
+    plain = plain_latex(as_latex(_DELIMITERS.sub("", text.strip()), "°"))
+    return _INNER_SPACE.sub("", _NUMBER.sub(_as_value, plain)).casefold()
 
 
-class _Comparer:
-    """The process behind [`math_equal`], started when first needed and again after it had to be killed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-        self._owner = os.getpid()
-
-    def ask(self, sides: list[str]) -> bool:
-        """Whether two formulas are equal; `False` if no answer comes in time."""
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self.close()
-                self._process = self._start()
-            answer = ""
-            with contextlib.suppress(BrokenPipeError):
-                print(json.dumps(sides), file=self._process.stdin, flush=True)
-                answer = self._read(self._process, _ANSWER_S)
-            if not answer:
-                self.close()
-            return answer == "true"
-
-    def _start(self) -> subprocess.Popen[str]:
-        script = str(Path(__file__).with_name("math_worker.py"))
-        process = subprocess.Popen(
-            [sys.executable, "-P", script],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the training run
-        )
-        if self._read(process, _START_S) != "ready":
-            self._end(process)
-            raise RuntimeError(
-                "The process that compares mathematical answers did not start. Check that "
-                "`python -c 'import math_verify'` works in this environment."
-            )
-        return process
-
-    @staticmethod
-    def _read(process: subprocess.Popen[str], timeout_s: float) -> str:
-        # One line, or an empty text if none comes in time.
-        assert process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            return process.stdout.readline().strip() if selector.select(timeout_s) else ""
-
-    def close(self) -> None:
-        """End the process, if there is one and it is ours."""
-        process, self._process = self._process, None
-        if process is not None and self._owner == os.getpid():
-            self._end(process)
-
-    @staticmethod
-    def _end(process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+def _as_value(found: re.Match[str]) -> str:
+    value = read_number(found[0])
+    return found[0] if value is None else str(value)
 
 
-@cache
-def _comparer(owner: int) -> _Comparer:
-    # One per process: after a fork the pipes are still the parent's.
-    comparer = _Comparer()
-    atexit.register(comparer.close)
-    return comparer
+def _without_the_same_name(left: str, right: str) -> tuple[str, str]:
+    """`x = 5` and `5`, or `x = 5` and `x = 6`, without `x =`."""
+    left, right = (_DELIMITERS.sub("", unify(side).strip()).strip().replace("≈", "=") for side in (left, right))
+    left, right = (re.sub(r"\\approx(?![a-z])", "=", side) for side in (left, right))
+    one, other = _NAMED.fullmatch(left), _NAMED.fullmatch(right)
+    if one and other and one[1] == other[1]:
+        return one[2], other[2]
+    if one and not _RELATION.search(right):
+        return one[2], right
+    if other and not _RELATION.search(left):
+        return left, other[2]
+    return left, right
+
+
+def _formulas_equal(left: str, right: str) -> bool:
+    degrees = _DEGREES if "°" in left + right else _DEGREES[-1:]
+    (left, left_units), (right, right_units) = _without_unit(left), _without_unit(right)
+    if left_units and right_units and left_units != right_units:
+        return False
+    return any(symbolically_equal(as_latex(right, degree), as_latex(left, degree)) for degree in degrees)
+
+
+def _without_unit(text: str) -> tuple[str, tuple[Unit, ...]]:
+    for found in _UNIT_START.finditer(text, max(0, len(text) - _LONGEST_UNIT)):
+        if units := read_units(plain_latex(text[found.end() :])):
+            return text[: found.start()], units
+    return text, ()
