@@ -14,6 +14,7 @@ _NUMBER_IN_TEXT = re.compile(rf"(?<![\w%])(?<!\d[.,/:-]){NUMBER}(?!\w|[.,/:-]\d)
 _TOKEN_NUMBER = re.compile(r"-?\d+(?:/\d+)?")
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _SPELLINGS = [
+    (re.compile(r"(?<=[^\W\d_])[_^]\{(\d+)\}"), r"\1"),  # H₂O is H2O, and km² is km2
     (re.compile(r"-\s?([$€£¥₹])(?=\d)"), r"\1-"),
     (re.compile(r"(?<=\d0)'(?=s\b)"), ""),  # 1990's
     (re.compile(r"(?<=\s)&(?=\s)"), "and"),

@@ -9,7 +9,10 @@ from .notation import FUNCTIONS, WRAPPERS, as_latex, plain_latex, unify
 from .quantities import LONGEST, NUMBER, read_number, read_quantity, same_quantity
 from .units import Unit, read_units
 
-_COUNTING = re.compile(r"\d+(?:[-:]\d+)+|\d+(?:/\d+){2,}|\d+(?:\.\d+){2,}|\d+'?s")  # dates, scores, versions, decades
+# Dates, scores, versions, decades; names such as U2 and H2O
+_NO_FORMULA = re.compile(
+    r"\d+(?:[-:]\d+)+|\d+(?:/\d+){2,}|\d+(?:\.\d+){2,}|\d+'?s|[A-Za-z]+(?:\d+|_\{\d+\})[A-Za-z\d]*"
+)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_A-Za-zΑ-Ωα-ω]")  # one character may be a word in other scripts
 _OPERATION = re.compile(r"\d|[\w)}\]!]\s*[\^=<>≤≥≠+*]\s*[-\w({\[]|[∞π√∛∅±]|infinity")
@@ -20,6 +23,8 @@ _NAMED = re.compile(r"([A-Za-z]\w*|\\[A-Za-z]+)\s*=\s*([^=<>]+)")
 _RELATION = re.compile(r"[=<>≤≥≠∈]|\\(?:leq?|geq?|leqslant|geqslant|neq?|in|equiv)(?![A-Za-z])")
 _NUMBER = re.compile(NUMBER)
 _UNIT_START = re.compile(rf"(?:\\[,;: ]|\s|~|(?<=[\d)}}]))(?=\\(?:{WRAPPERS})\s*\{{|[A-Za-zµ°]{{2}})")
+_BRACKETS = re.compile(r"[()\[\]{}\\±]")
+_COMMA = re.compile(r",\s*(?:and|or)\b|,|\b(?:and|or)\b")
 _LONGEST_UNIT = 40
 _DEGREES = (r"\cdot\frac{\pi}{180}", "")
 
@@ -40,11 +45,11 @@ def looks_mathematical(text: str) -> bool:
     """
     if len(text) > LONGEST:
         return False
+    plain = plain_latex(text)
+    if _NO_FORMULA.fullmatch(plain):
+        return False
     if read_quantity(text) is not None:
         return True
-    plain = plain_latex(text)
-    if _COUNTING.fullmatch(plain):
-        return False
     if _COMMAND.search(plain):
         return True
     if any(word.lower() not in FUNCTIONS for word in _WORD.findall(plain)):
@@ -133,6 +138,8 @@ def _formulas_equal(left: str, right: str) -> bool:
     (left, left_units), (right, right_units) = _without_unit(left), _without_unit(right)
     if left_units and right_units and left_units != right_units:
         return False
+    if len({len(_COMMA.split(side)) for side in (left, right) if not _BRACKETS.search(side)}) > 1:
+        return False  # math-verify would take the list 1, 1, 2 for the set of 1 and 2
     return any(symbolically_equal(as_latex(right, degree), as_latex(left, degree)) for degree in degrees)
 
 

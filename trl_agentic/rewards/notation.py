@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 import unicodedata
 
-_SIGNS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-") | {"º": "°", "’": "'"})
+_SIGNS = str.maketrans(
+    dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-")
+    | {"º": "°", "’": "'"}
+    | {letter: rf"\mathbb{{{unicodedata.normalize('NFKC', letter)}}}" for letter in "ℂℕℚℝℤ"}
+)
 _SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+|[⁺⁻]?[ⁿⁱ]")
+_SUBSCRIPT = re.compile("[₀-₉]+")
 _VULGAR = re.compile(r"(\w?)([¼½¾⅐-⅞])")
 _CIRCLED = re.compile("[①-⑳](?=[①-⑳])")
 _GROUP_MARK = re.compile(r"(?<=\d)(?:\{[,\s]\}|\{\\,\}|,\\!|\\[,; ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
@@ -38,6 +43,7 @@ def unify(text: str) -> str:
     text = _CIRCLED.sub(r"\g<0>, ", text)
     text = _VULGAR.sub(lambda found: f"{found[1]} {unicodedata.normalize('NFKC', found[2])}".lstrip(), text)
     text = _SUPERSCRIPT.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
+    text = _SUBSCRIPT.sub(lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}", text)
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS).replace("\u2044", "/")
     return _DEGREE.sub("°", _REPEATING.sub(_as_fraction, text))
 
@@ -85,7 +91,9 @@ _ROOTS = {"sqrt": r"\sqrt", "√": r"\sqrt", "cbrt": r"\sqrt[3]", "∛": r"\sqrt
 _MIXED = re.compile(
     r"(?<![\w.^/)}\]])(\d+)(?:\s*\\[dtc]?frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s+(\d+)\s*/\s*(\d+))(?![\w/])"
 )
-_SET_BUILDER = re.compile(r"\\?\{\s*([a-zA-Z])\s*(?:\\mid|\||:)\s*(\1?.*?)\s*\\?\}")
+_SET_BUILDER = re.compile(
+    r"\\?\{\s*[A-Za-z]\s*(?:\\in\s*(?:\\mathbb\s*\{R\}|\\R|R)\s*)?(?:\\mid|\||:)\s*(.*?)\s*\\?\}"
+)
 _SYMBOLS = {
     **{"×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ", "±": r"\pm ", "π": r"\pi "},
     **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in "},
@@ -119,7 +127,7 @@ def as_latex(text: str, degree: str) -> str:
     text = re.sub(r"\^\s*([-+]?(?:\d+(?:\.\d+)?|[A-Za-z]))", r"^{\1}", text)
     text = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi ", text)
     text = re.sub(r"(?<![\\A-Za-z])inf(?:inity)?(?![A-Za-z])", r"\\infty ", text)
-    return _SET_BUILDER.sub(r"\2", text)
+    return _SET_BUILDER.sub(r"\1", text)
 
 
 def _improper(found: re.Match[str]) -> str:

@@ -11,9 +11,11 @@ from .units import Unit, read_units
 
 LONGEST = 1000  # characters of an answer that is still read as a number or a formula
 
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = rf"(?:{'|'.join(_SCALES)})(?![a-z])"
 _PERCENT = r"\s*(?:%|percent(?![a-z])|per\ cent(?![a-z])|pct(?![a-z]))"
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
-NUMBER = rf"[-+]?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,2}})?(?:\s*/\s*\d+)?(?:{_PERCENT})?"
+NUMBER = rf"[-+]?(?:{_DIGITS}(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,2}})?(?:\s*/\s*\d+)?(?:\s*{_SCALE})?(?:{_PERCENT})?"
 
 # 1.234,56 and 1.234.567; then 1,234.56, 1'234.56, 1 234.56 and 12,34,567; then 1234.56 and .56
 _NUMERAL = r"""(?:
@@ -23,22 +25,20 @@ _NUMERAL = r"""(?:
 )"""
 _CONTINENTAL = re.compile(r"\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}")
 _POWER_OF_TEN = r"10\s*\^\s*\{?\s*(?P<%s>[-+]?\d{1,3})\s*\}?"
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _VALUE = re.compile(
     rf"""(?P<sign>[-+]?)\s*
     (?: {_POWER_OF_TEN % "power"}
       | (?: (?P<whole>\d+)\s+(?P<part>\d+)\s*/\s*(?P<parts>\d+)
           | (?P<numeral>{_NUMERAL})(?:e(?P<exponent>[-+]?\d{{1,3}}))?(?:\s*/\s*(?P<over>{_NUMERAL}))? )
         (?:\s*(?:\\times|\\cdot|[×x*·⋅])\s*{_POWER_OF_TEN % "tens"})? )
-    (?:\s*(?P<scale>{"|".join(_SCALES)})(?![a-z]))?
+    (?:\s*(?P<scale>{_SCALE}))?
     (?P<percent>{_PERCENT})?""",
     re.VERBOSE | re.IGNORECASE,
 )
-_SYMBOL = r"(?:US|A|C)?\$|[€£¥₹₽₩]|(?:USD|EUR|GBP|JPY|CNY|INR|CHF)\b"
+_SYMBOL = r"(?:US|A|C)?\$|[€£¥₹₽₩]|(?:USD|EUR|GBP|JPY|CNY|INR|CHF)\b|Rs\.?"
 _CURRENCY = re.compile(rf"(?P<before>[-+]?)\s*(?P<symbol>{_SYMBOL})\s*(?P<amount>[-+]?\s*\.?\d.*)", re.DOTALL)
 _SHORT_SCALES = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion"}
 _SHORT_SCALE = re.compile(r"(?<=\d)\s*(k|mn?|bn?)$", re.IGNORECASE)
-_DECADE = re.compile(r"(?:\d\d)?\d0s")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def read_quantity(text: str) -> Quantity | None:
 
     Returns:
         `Quantity`, *optional*:
-            The quantity; `None` if the text is anything else. A decade such as `1990s` is none.
+            The quantity; `None` if the text is anything else.
     """
     number, currency = _without_currency(_trimmed(text))
     found = _VALUE.match(number)
@@ -101,8 +101,6 @@ def read_quantity(text: str) -> Quantity | None:
     behind = number[found.end() :].strip()
     units = read_units(currency or behind) if currency or behind else ()
     if bool(currency or behind) != bool(units) or (currency and behind):
-        return None
-    if _DECADE.fullmatch(number):
         return None
     rounded = "." in (found["numeral"] or "")
     return Quantity(value, units, rounded, bool(re.search(r"\d[A-Za-z]$", number)))
@@ -149,7 +147,7 @@ def _close(left: Fraction, right: Fraction, rounded: bool) -> bool:
 def _trimmed(text: str) -> str:
     if len(text) > LONGEST:
         return ""
-    plain = plain_latex(text).strip(" \t\n\"'“”").lstrip("≈=~ ").rstrip(".,;: ")
+    plain = plain_latex(text).strip(" \t\n\"'“”*").lstrip("≈=~ ").rstrip(".,;: ")
     return re.sub(r"^(?:minus|negative)\s+", "-", plain, flags=re.IGNORECASE)
 
 

@@ -71,7 +71,7 @@ _DEFINITIONS = {
     "¢ cent": "0.01 USD",
     "€ EUR euro": "1 EUR",
     "£ GBP": "1 GBP",
-    "¥ JPY yen": "1 JPY",
+    "JPY yen": "1 JPY",
     "CNY RMB yuan": "1 CNY",
     "₹ INR Rs rupee": "1 INR",
     "CHF franc": "1 CHF",
@@ -88,7 +88,7 @@ _PREFIXES = {
     **{"h": "100", "hecto": "100", "k": "1000", "K": "1000", "kilo": "1000", "M": "1000000", "mega": "1000000"},
     **{"G": "1000000000", "giga": "1000000000", "T": "1000000000000", "tera": "1000000000000"},
 }
-_POUND = ("lb", "GBP")  # the word alone does not say which
+_AMBIGUOUS = {re.compile("pounds?", re.IGNORECASE): ("lb", "GBP"), re.compile("[¥￥]"): ("JPY", "CNY")}
 _PHRASES = [
     (re.compile(r"(?:square|sq\.?)\s+([^\s/]+)", re.IGNORECASE), r"\1^2"),
     (re.compile(r"(?:cubic|cu\.?)\s+([^\s/]+)", re.IGNORECASE), r"\1^3"),
@@ -138,8 +138,9 @@ def read_units(text: str) -> tuple[Unit, ...]:
         return (Unit(Fraction(1), frozenset({(f"base {base[1]}", 1)})),)
     for pattern, written in _PHRASES:
         text = pattern.sub(written, text)
-    if re.search("pounds?", text, re.IGNORECASE):
-        return tuple(unit for name in _POUND for unit in read_units(re.sub("(?i)pounds?", name, text)))
+    for pattern, meanings in _AMBIGUOUS.items():
+        if pattern.search(text):
+            return tuple(unit for name in meanings for unit in read_units(pattern.sub(name, text)))
     factor, powers = Fraction(1), Counter[str]()
     for position, side in enumerate(text.strip().rstrip(".").split("/")):
         for word in re.split(r"\s*\\cdot\s*|[·⋅*\s]+", side.strip()):
