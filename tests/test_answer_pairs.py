@@ -70,10 +70,10 @@ def test_the_guide_shows_rows_of_the_table():
     ids=["digits", "commas", "words", "characters", "parentheses", "boxes", "accents"],
 )
 def test_a_very_long_prediction_is_scored_in_time_proportional_to_its_length(text):
-    start = time.perf_counter()
+    start = time.process_time()
     assert answer_score(text, "5") == answer_exact_match(text, "x+1") == 0
     assert answer_f1(text, "Rome") < 0.01
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 3
 
 
 def test_a_very_long_answer_is_compared_as_words():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 
 from ..words import space_characters
 from .notation import plain_latex
@@ -13,12 +14,12 @@ _ARTICLES = frozenset(("a", "an", "the"))
 _NUMBER_IN_TEXT = re.compile(rf"(?<![\w%])(?<!\d[.,/:-]){NUMBER}(?!\w|[.,/:-]\d)")
 _TOKEN_NUMBER = re.compile(r"-?\d+(?:/\d+)?")
 _ACCENTS = re.compile("[\u0300-\u036f]")
-_SPELLINGS = [
+_SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<=[^\W\d_])[_^]\{(\d+)\}"), r"\1"),  # H₂O is H2O, and km² is km2
     (re.compile(r"-\s?([$€£¥₹])(?=\d)"), r"\1-"),
     (re.compile(r"(?<=\d0)'(?=s\b)"), ""),  # 1990's
     (re.compile(r"(?<=\s)&(?=\s)"), "and"),
-    (re.compile(r"(?<=[^\W\d_])\+(?=\+*(?!\w))|(?<=\+)\+(?!\w)"), " plus "),  # C++ is not C
+    (re.compile(r"(?<=[^\W\d_])\++(?!\w)"), lambda found: " plus" * len(found[0])),  # C++ is not C
     (re.compile(r"(?<=[^\W\d_])#(?!\w)"), " sharp"),
 ]
 

@@ -14,7 +14,7 @@ from .math_equality import looks_mathematical, math_equal, same_notation
 from .quantities import read_quantity, same_quantity
 
 _VERDICTS = (["yes"], ["no"], ["noanswer"])
-_BRACE = re.compile(r"\\+boxed\{|\\.|[{}]", re.DOTALL)
+_BRACE = re.compile(r"(?<!\\)\\+boxed\{|\\.|[{}]", re.DOTALL)
 
 
 def extract_boxed(text: str) -> str | None:

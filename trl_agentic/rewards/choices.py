@@ -8,12 +8,14 @@ from .notation import plain_latex, unify, unwrapped
 from .quantities import LONGEST
 
 _LETTER = re.compile(r"(?<![A-Z])[A-J](?![A-Z])")
-_LETTERS = re.compile(r"[\s(\[]*[A-J](?:[\s.,;:&/()\[\]]+(?:(?:AND|and)[\s(]+)?[A-J])*[\s.:)\]]*")
+_LIST = r"[\s(\[]*[A-J](?:[\s,;:&/()\[\]%s]+(?:(?i:and)[\s(]+)?[A-J])*[\s.:)\]]*"
+_ACCEPTED = re.compile(_LIST % "")  # D.C. is a name
+_PREDICTED = re.compile(_LIST % ".")
 _LABEL = re.compile(r"[(\[]?([A-J])(?:[)\]][.:]?|\s*:|(\.)(?=\s))\s*(\S.*)", re.DOTALL)
 _NEXT_LABEL = re.compile(r"(?<!\w)([A-J])[):]")
 _RUN_TOGETHER = re.compile(r"[A-J]{2,}")
 _INTRODUCTION = re.compile(
-    r"(?:the )?(?:correct |right |final )?(?:answers?|options?|choices?)(?: is| are)?\s*:?\s+", re.I
+    r"(?:the )?(?:correct |right |final )?(?:answers?|options?|choices?)(?: is| are)?\s*:?\s+", re.IGNORECASE
 )
 _STARTS_MATHEMATICAL = re.compile(r"[-+$(\[\\√\d]|\w\s*[\^=<>+]")
 
@@ -52,7 +54,7 @@ def read_choice(answer: str) -> tuple[frozenset[str], str]:
             Letters and text. Of an answer that is no choice, no letters and the whole answer.
     """
     if len(answer) <= LONGEST:
-        if _LETTERS.fullmatch(plain_latex(answer)):
+        if _ACCEPTED.fullmatch(plain_latex(answer)):
             return frozenset(_LETTER.findall(plain_latex(answer))), ""
         label = _LABEL.fullmatch(unwrapped(unify(answer)).strip())
         if label and (not label[2] or _STARTS_MATHEMATICAL.match(label[3])):
@@ -65,7 +67,7 @@ def _chosen(prediction: str) -> frozenset[str]:
     if _RUN_TOGETHER.fullmatch(plain):
         return frozenset(plain)
     plain = plain.upper()
-    if _LETTERS.fullmatch(plain):
+    if _PREDICTED.fullmatch(plain):
         return frozenset(_LETTER.findall(plain))
     label = _LABEL.fullmatch(plain)
     return frozenset([label[1], *_NEXT_LABEL.findall(label[3])]) if label else frozenset()

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 
 from .math_process import symbolically_equal
-from .notation import FUNCTIONS, WRAPPERS, as_latex, plain_latex, unify
+from .notation import WRAPPERS, plain_latex, unify
 from .quantities import LONGEST, NUMBER, read_number, read_quantity, same_quantity
+from .typed_formulas import FUNCTIONS, as_latex
 from .units import Unit, read_units
 
 # Dates, scores, versions, decades; names such as U2 and H2O
-_NO_FORMULA = re.compile(
-    r"\d+(?:[-:]\d+)+|\d+(?:/\d+){2,}|\d+(?:\.\d+){2,}|\d+'?s|[A-Za-z]+(?:\d+|_\{\d+\})[A-Za-z\d]*"
-)
+_NO_FORMULA = re.compile(r"\d+(?:[-:]\d+)+|\d+(?:/\d+){2,}|\d+(?:\.\d+){2,}|\d+'?s|[A-Za-z]+\d[A-Za-z\d]*")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_A-Za-zΑ-Ωα-ω]")  # one character may be a word in other scripts
 _OPERATION = re.compile(r"\d|[\w)}\]!]\s*[\^=<>≤≥≠+*]\s*[-\w({\[]|[∞π√∛∅±]|infinity")
 _CALL = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(sorted(FUNCTIONS))})\s*(?:\(|[a-z]\b)")
 _INNER_SPACE = re.compile(r"\s+(?!\w)|(?<!\w)\s+")
 _DELIMITERS = re.compile(r"^(?:\\[(\[]|\$+)|(?:\\[)\]]|\$+)$|[.,;]$")
+_EQUALS = re.compile(r"≈|\\approx(?![a-z])")
 _NAMED = re.compile(r"([A-Za-z]\w*|\\[A-Za-z]+)\s*=\s*([^=<>]+)")
 _RELATION = re.compile(r"[=<>≤≥≠∈]|\\(?:leq?|geq?|leqslant|geqslant|neq?|in|equiv)(?![A-Za-z])")
 _NUMBER = re.compile(NUMBER)
@@ -80,10 +80,10 @@ def math_equal(prediction: str, answer: str) -> bool:
     """
     if not prediction.strip() or not answer.strip():
         return False
-    if _INNER_SPACE.sub("", prediction) == _INNER_SPACE.sub("", answer):
-        return True
     if max(len(prediction), len(answer)) > LONGEST:
         return False
+    if _one_notation(prediction) == _one_notation(answer):
+        return True
     left, right = _without_the_same_name(prediction, answer)
     equal = same_quantity(left, right)
     return _formulas_equal(left, right) if equal is None else equal
@@ -91,7 +91,8 @@ def math_equal(prediction: str, answer: str) -> bool:
 
 def same_notation(prediction: str, answer: str) -> bool:
     """
-    Whether two formulas are the same but for the way of writing: `√2` and `\\sqrt{2}`, not `1+x` and `x+1`.
+    Whether two formulas are the same but for the way of writing: `√2` and `\\sqrt{2}`, not `1+x` and `x+1`. Capital
+    and small letters are the same.
 
     Args:
         prediction (`str`):
@@ -105,13 +106,12 @@ def same_notation(prediction: str, answer: str) -> bool:
     """
     if max(len(prediction), len(answer)) > LONGEST:
         return False
-    left, right = (_one_notation(side) for side in (prediction, answer))
-    return left == right
+    return _one_notation(prediction).casefold() == _one_notation(answer).casefold()
 
 
 def _one_notation(text: str) -> str:
     plain = plain_latex(as_latex(_DELIMITERS.sub("", text.strip()), "°"))
-    return _INNER_SPACE.sub("", _NUMBER.sub(_as_value, plain)).casefold()
+    return _INNER_SPACE.sub("", _NUMBER.sub(_as_value, plain))
 
 
 def _as_value(found: re.Match[str]) -> str:
@@ -121,8 +121,7 @@ def _as_value(found: re.Match[str]) -> str:
 
 def _without_the_same_name(left: str, right: str) -> tuple[str, str]:
     """`x = 5` and `5`, or `x = 5` and `x = 6`, without `x =`."""
-    left, right = (_DELIMITERS.sub("", unify(side).strip()).strip().replace("≈", "=") for side in (left, right))
-    left, right = (re.sub(r"\\approx(?![a-z])", "=", side) for side in (left, right))
+    left, right = (_EQUALS.sub("=", _DELIMITERS.sub("", unify(side).strip()).strip()) for side in (left, right))
     one, other = _NAMED.fullmatch(left), _NAMED.fullmatch(right)
     if one and other and one[1] == other[1]:
         return one[2], other[2]

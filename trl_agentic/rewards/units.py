@@ -80,13 +80,35 @@ _DEFINITIONS = {
     "₽ RUB ruble": "1 RUB",
     "₩ KRW won": "1 KRW",
 }
-_PREFIXED = frozenset("m g l s N Pa J cal Wh eV W V A Hz mol B bit t meter gram liter second joule watt".split())
-_PREFIXED |= frozenset(("watt-hour", "newton", "pascal", "volt", "hertz", "byte", "calorie", "ampere", "tonne"))
+_PREFIXED = frozenset(
+    (
+        "m g l L t s N Pa J cal Wh eV W V A Hz mol B bit "
+        "meter gram liter tonne second newton pascal joule calorie watt-hour watt volt ampere hertz byte"
+    ).split()
+)
 _PREFIXES = {
-    **{"n": "1/1000000000", "nano": "1/1000000000", "μ": "1/1000000", "u": "1/1000000", "micro": "1/1000000"},
-    **{"m": "1/1000", "milli": "1/1000", "c": "1/100", "centi": "1/100", "d": "1/10", "deci": "1/10"},
-    **{"h": "100", "hecto": "100", "k": "1000", "K": "1000", "kilo": "1000", "M": "1000000", "mega": "1000000"},
-    **{"G": "1000000000", "giga": "1000000000", "T": "1000000000000", "tera": "1000000000000"},
+    "n": "1e-9",
+    "nano": "1e-9",
+    "μ": "1e-6",
+    "u": "1e-6",
+    "micro": "1e-6",
+    "m": "1e-3",
+    "milli": "1e-3",
+    "c": "1e-2",
+    "centi": "1e-2",
+    "d": "1e-1",
+    "deci": "1e-1",
+    "h": "1e2",
+    "hecto": "1e2",
+    "k": "1e3",
+    "K": "1e3",
+    "kilo": "1e3",
+    "M": "1e6",
+    "mega": "1e6",
+    "G": "1e9",
+    "giga": "1e9",
+    "T": "1e12",
+    "tera": "1e12",
 }
 _AMBIGUOUS = {re.compile("pounds?", re.IGNORECASE): ("lb", "GBP"), re.compile("[¥￥]"): ("JPY", "CNY")}
 _PHRASES = [
