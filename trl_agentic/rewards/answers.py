@@ -165,7 +165,8 @@ def _compared(
         equal = same_quantity(prediction, answer)
     if equal is not None:
         return float(equal)
-    if not looks_mathematical(answer):
+    letter = len(answer.strip()) == 1  # an unknown where the prediction is a formula: -x is not x
+    if not looks_mathematical(answer) and not (letter and looks_mathematical(prediction)):
         return words(prediction, answer)
     if read_quantity(answer) is None or looks_mathematical(prediction):
         return float(formulas(prediction, answer))

@@ -14,7 +14,7 @@ from .units import Unit, read_units
 _NO_FORMULA = re.compile(r"\d+(?:[-:]\d+)+|\d+(?:/\d+){2,}|\d+(?:\.\d+){2,}|\d+'?s|[A-Za-z]+\d[A-Za-z\d]*")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_A-Za-zΑ-Ωα-ω]")  # one character may be a word in other scripts
-_OPERATION = re.compile(r"\d|[\w)}\]!]\s*[\^=<>≤≥≠+*]\s*[-\w({\[]|[∞π√∛∅±]|infinity")
+_OPERATION = re.compile(r"\d|[\w)}\]!]\s*[\^=<>≤≥≠+*]\s*[-\w({\[]|^-\s*[^\W\d_]$|[∞π√∛∅±]|infinity")
 _CALL = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(sorted(FUNCTIONS))})\s*(?:\(|[a-z]\b)")
 _INNER_SPACE = re.compile(r"\s+(?!\w)|(?<!\w)\s+")
 _DELIMITERS = re.compile(r"^(?:\\[(\[]|\$+)|(?:\\[)\]]|\$+)$|[.,;]$")

@@ -46,15 +46,16 @@ def _comparison() -> Callable[[str, str], bool]:
 
     def compare(answer: str, prediction: str) -> bool:
         sides = [parse(f"\\boxed{{{text}}}", targets, parsing_timeout=None) for text in (answer, prediction)]
-        trees = [side[0] for side in sides if side]
-        if any(map(_is_endless, trees)):
+        if not all(sides) or any(_is_endless(tree) for tree, *_ in sides):
             return False
-        # Rounded to six places, 1/20! is 0: as many more are looked at as the smallest number has zeros.
+        sides = [[_computed(tree), *texts] for tree, *texts in sides]
+        trees = [tree for tree, *_ in sides]
+        # Rounded to six places, 1/20! is 0: as many more are looked at as the smallest number has zeros there.
         smallest = min((size for tree in trees for size in _magnitudes(tree)), default=0.0)
-        places = _PLACES + max(0, -math.floor(smallest))
+        places = _PLACES + max(0, -math.floor(smallest) - 1)
         precision = {"float_rounding": places, "numeric_precision": places + 9}
         equal = verify(*sides, **precision, allow_set_relation_comp=True, timeout_seconds=None)
-        return equal or (len(trees) == 2 and _cancel_out(*trees))
+        return equal or _cancel_out(*trees)
 
     return compare
 
@@ -68,6 +69,13 @@ def _is_endless(tree: Any) -> bool:
             if abs(node.args[-1].evalf(5)) > _LARGEST_EXPONENT:
                 return True
     return False
+
+
+def _computed(tree: Any) -> Any:
+    """`1.5 \\cdot 10^{-9}` as one decimal number, which alone math-verify rounds."""
+    from sympy import Expr, Float
+
+    return tree.evalf(30) if isinstance(tree, Expr) and tree.is_number and tree.has(Float) else tree
 
 
 def _cancel_out(left: Any, right: Any) -> bool:

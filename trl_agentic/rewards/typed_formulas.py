@@ -65,6 +65,7 @@ def as_latex(text: str, degree: str) -> str:
     # math-verify takes 10% for 10 as well as for 0.1
     text = re.sub(r"(\d+(?:\.\d+)?)\s*\\?%", r"\\frac{\1}{100}", text)
     text = re.sub(r"(\d+(?:\.\d+)?)\s*°", lambda found: f"({found[1]}{degree})", text)
+    text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?!\w)", r"\1\\cdot 10^{\2}", text)
     text = _SYMBOL.sub(lambda found: _SYMBOLS[found[0]], text)
     text = _FUNCTION.sub(r"\\\1", _INVERSE.sub("arc", _braces(text)))
     text = re.sub(r"([√∛])\s*(\d+(?:\.\d+)?|[A-Za-z])", lambda found: f"{_ROOTS[found[1]]}{{{found[2]}}}", text)
