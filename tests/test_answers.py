@@ -119,6 +119,12 @@ def test_articles_are_dropped_unless_nothing_else_is_left():
     assert answer_tokens("A Tale of 2 Cities") == ["a", "tale", "of", "2", "cities"]
 
 
+def test_characters_are_tokens_where_a_script_has_no_spaces():
+    assert answer_tokens("2008年 Beijing, 12,000人") == ["2008", "年", "beijing", "12000", "人"]
+    assert answer_tokens("서울 특별시") == ["서울", "특별시"]
+    assert answer_f1("北京", "北京市") == pytest.approx(2 * 2 / (2 + 3))
+
+
 def test_the_best_accepted_answer_counts():
     assert answer_f1("Roma", ["Rome", "Roma", "Rom"]) == 1
     assert answer_exact_match("Roma", ["Rome", "Roma"]) == 1
