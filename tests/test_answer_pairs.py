@@ -57,19 +57,10 @@ def test_the_guide_shows_rows_of_the_table():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "1" * 200_000,
-        "1," * 100_000,
-        "a " * 100_000,
-        "北" * 100_000,
-        "(" * 100_000,
-        "\\boxed{" * 30_000,
-        "e\u0301" * 50_000,
-    ],
-    ids=["digits", "commas", "words", "characters", "parentheses", "boxes", "accents"],
+    "piece", ["1", "1,", "1 ", "a ", "北", "(", "\\boxed{", "\\frac{", "e\u0301", "-", "$", "A, ", "\\"]
 )
-def test_a_very_long_prediction_is_scored_in_time_proportional_to_its_length(text):
+def test_a_very_long_prediction_is_scored_in_time_proportional_to_its_length(piece):
+    text = piece * 10_000
     start = time.process_time()
     assert answer_score(text, "5") == answer_exact_match(text, "x+1") == 0
     assert answer_f1(text, "Rome") < 0.01
