@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
+import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from trl import ModelConfig, TrlParser
+from published_models import published_config
+from transformers import Trainer
+from trl import ModelConfig, TrlParser, get_peft_config
 
 from trl_agentic import APPOConfig, ARPOConfig
-from trl_agentic.tasks import TaskArguments
+from trl_agentic.tasks import TaskArguments, model_init_kwargs
 from trl_agentic.trainers.agentic_config import AgenticConfig
+from trl_agentic.trainers.gpu_memory import MemoryEstimate, estimate_memory
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 ACCELERATE = sorted((REPOSITORY / "configs" / "accelerate").glob("*.yaml"))
 FOR_8_GPUS = [path for path in RECIPES if "8xh100" in path.stem]
 OF_APPO = [path for path in RECIPES if path.stem.startswith("appo")]
+FOR_GPUS = [path for path in RECIPES if not path.stem.endswith("cpu")]
+EACH_GPU_RECIPE = pytest.mark.parametrize("path", FOR_GPUS, ids=lambda path: path.stem)
 EACH_RECIPE = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 
 
@@ -49,6 +56,24 @@ def world_size(path: Path) -> int:
     return int(re.search(r"--num_processes (\d+)", command).group(1))
 
 
+def device_gb(path: Path) -> int:
+    """Memory of the GPU that a recipe is for."""
+    return 24 if path.stem.endswith("24gb") else 80
+
+
+def memory(path: Path, output_dir: Path) -> MemoryEstimate:
+    """What the recipe needs on each GPU, with the model loaded as its example loads it."""
+    _, training_args, model_args = parse(path, output_dir)
+    training_args.model_init_kwargs = model_init_kwargs(model_args, training_args)
+    return estimate_memory(
+        published_config(model_args.model_name_or_path),
+        training_args,
+        world_size(path),
+        device_gb(path) * 1e9,
+        get_peft_config(model_args),
+    )
+
+
 def test_all_recipes_are_found():
     assert {path.stem for path in RECIPES} == {
         "arpo_tiny_geo_cpu",
@@ -60,6 +85,10 @@ def test_all_recipes_are_found():
         "appo_qwen2.5_7b_reasoning_8xh100",
         "appo_qwen3_8b_deepsearch_8xh100",
         "appo_qwen3_14b_deepsearch_8xh100",
+        "arpo_qwen2.5_3b_reasoning_1xh100",
+        "appo_qwen2.5_3b_reasoning_1xh100",
+        "arpo_qwen2.5_3b_geo_lora_1x24gb",
+        "appo_qwen2.5_3b_geo_lora_1x24gb",
     }
 
 
@@ -143,6 +172,67 @@ def test_the_released_sizes_that_the_14b_recipe_names_are_what_it_says_they_are(
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps % size == 0
 
 
+@pytest.mark.parametrize("path", [path for path in FOR_GPUS if path not in FOR_8_GPUS], ids=lambda path: path.stem)
+def test_one_gpu_has_four_prompts_in_a_step_and_the_trees_of_the_paper_or_half_of_them(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
+    assert world_size(path) == 1
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 4 * args.num_generations
+    if isinstance(args, APPOConfig):
+        assert (args.num_generations, args.num_trajectories) == (4, 16)
+    else:
+        assert args.num_generations == 2 * args.initial_rollouts == (8 if "lora" in path.stem else 16)
+
+
+@EACH_GPU_RECIPE
+def test_both_phases_fit_the_gpu_and_the_head_of_the_file_says_how_closely(path: Path, tmp_path: Path):
+    needed, size = memory(path, tmp_path), device_gb(path)
+    training, rollout = needed.training_peak / 1e9, needed.rollout_peak / 1e9
+    assert max(training, rollout) < size
+    said = f"# Memory:   {training:.0f} of {size} GB while it trains and {rollout:.0f} in the rollout, by"
+    assert said in path.read_text(encoding="utf-8")
+
+
+@EACH_GPU_RECIPE
+def test_the_keys_and_values_of_a_whole_tree_fit_the_engine(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
+    assert memory(path, tmp_path).kv_cache_tokens > 8 * args.vllm_max_model_length
+
+
+@pytest.mark.parametrize("path", FOR_8_GPUS, ids=lambda path: path.stem)
+def test_gradients_of_the_recipes_for_8_gpus_are_sharded_after_each_micro_batch(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
+    args.gradient_checkpointing = False  # a single layer has none
+    accelerator = Trainer(torch.nn.Linear(1, 1), args).accelerator
+    assert accelerator.gradient_state.plugin_kwargs["sync_each_batch"] is True
+    assert memory(path, tmp_path).whole_gradients == 0
+
+
+def test_without_the_option_of_a_recipe_the_accelerator_does_not_sync_each_batch(tmp_path: Path):
+    args = APPOConfig(str(tmp_path), use_cpu=True, bf16=False, gradient_checkpointing=False)
+    accelerator = Trainer(torch.nn.Linear(1, 1), args).accelerator
+    assert not accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+
+
+@EACH_GPU_RECIPE
+def test_a_recipe_for_gpus_corrects_each_token_keeps_few_checkpoints_and_says_so(path: Path, tmp_path: Path):
+    args = parse(path, tmp_path)[1]
+    assert args.vllm_importance_sampling_correction
+    assert args.vllm_importance_sampling_mode == "token_truncate"
+    assert args.save_total_limit == 2
+    assert "`token_truncate`" in path.read_text(encoding="utf-8").split("# Differs:")[1].split("\n\n")[0]
+
+
+def test_a_correction_of_whole_rows_would_drop_6_of_100_rows_of_3000_tokens_and_one_of_tokens_none():
+    def dropped(num_tokens: int, noise: float = 0.02, most: float = 3.0) -> float:
+        # a sum of normal differences; under what was sampled, ratios average 1: the mean is minus half the variance
+        spread = noise * num_tokens**0.5
+        return 1 - NormalDist(-(spread**2) / 2, spread).cdf(torch.tensor(most).log().item())
+
+    assert dropped(3000) == pytest.approx(0.06, abs=0.001)
+    assert dropped(1) < 1e-12
+    assert APPOConfig("unused", use_cpu=True, bf16=False).vllm_importance_sampling_clip_max == 3.0
+
+
 @pytest.mark.parametrize("path", OF_APPO, ids=lambda path: path.stem)
 def test_an_optimizer_step_of_appo_holds_whole_prompts_on_each_process(path: Path, tmp_path: Path):
     args = parse(path, tmp_path)[1]
@@ -155,7 +245,7 @@ def test_no_recipe_of_appo_is_inert(path: Path, tmp_path: Path):
     assert args.steps_per_generation >= 2 * args.gradient_accumulation_steps
 
 
-@pytest.mark.parametrize("path", [path for path in OF_APPO if path in FOR_8_GPUS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in OF_APPO if path in FOR_GPUS], ids=lambda path: path.stem)
 def test_what_the_recipes_for_gpus_write_out_are_the_defaults_of_appo(path: Path):
     written = yaml.safe_load(path.read_text(encoding="utf-8"))
     defaults = vars(APPOConfig("unused", use_cpu=True, bf16=False))
