@@ -17,7 +17,7 @@ from trl import ModelConfig, TrlParser, get_peft_config
 from trl_agentic import APPOConfig, ARPOConfig
 from trl_agentic.tasks import TaskArguments, model_init_kwargs
 from trl_agentic.trainers.agentic_config import AgenticConfig
-from trl_agentic.trainers.gpu_memory import MemoryEstimate, estimate_memory
+from trl_agentic.trainers.gpu_memory import ENGINE_WORKSPACE, MemoryEstimate, estimate_memory
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
@@ -72,6 +72,25 @@ def memory(path: Path, output_dir: Path) -> MemoryEstimate:
         device_gb(path) * 1e9,
         get_peft_config(model_args),
     )
+
+
+def memory_table(output_dir: Path) -> str:
+    """The table in `docs/gpu.md`, in GB."""
+    heads = ["Recipe", "States", "Gathered", "Activations", "Training", "Engine", "Rollout", "Cache, tokens", "GPU"]
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    for path in FOR_GPUS:
+        m = memory(path, output_dir)
+        parts = (
+            m.parameters + m.optimizer + m.gradients + m.whole_gradients,
+            m.layers + m.head,
+            m.checkpoints + m.activations + m.logits,
+            m.training_peak,
+            m.engine_weights + m.kv_cache + ENGINE_WORKSPACE,
+            m.rollout_peak,
+        )
+        cells = [f"`{path.stem}`", *(f"{part / 1e9:.1f}" for part in parts)]
+        lines.append("| " + " | ".join([*cells, f"{m.kv_cache_tokens:,}", str(device_gb(path))]) + " |")
+    return "\n".join(lines)
 
 
 def test_all_recipes_are_found():
@@ -190,6 +209,20 @@ def test_both_phases_fit_the_gpu_and_the_head_of_the_file_says_how_closely(path:
     assert max(training, rollout) < size
     said = f"# Memory:   {training:.0f} of {size} GB while it trains and {rollout:.0f} in the rollout, by"
     assert said in path.read_text(encoding="utf-8")
+
+
+def test_the_table_of_the_guide_is_what_the_formula_says(tmp_path: Path):
+    assert memory_table(tmp_path) in (REPOSITORY / "docs" / "gpu.md").read_text(encoding="utf-8")
+
+
+def test_the_guide_says_what_training_would_need_without_synced_batches_and_14b_with_a_larger_engine(tmp_path: Path):
+    guide = (REPOSITORY / "docs" / "gpu.md").read_text(encoding="utf-8")
+    for path, model in zip(sorted(FOR_8_GPUS)[:3], ("Qwen2.5-7B", "Qwen3-14B", "Qwen3-8B"), strict=True):
+        needed = memory(path, tmp_path)
+        whole = 2 * needed.engine_weights  # float32, where the engine has bfloat16
+        assert f"{(needed.training_peak + whole) / 1e9:.0f} GB with {model}" in guide
+        if model == "Qwen3-14B":
+            assert f"a rollout would need {needed.rollout_peak / 1e9 + 0.05 * 80:.1f} GB" in guide
 
 
 @EACH_GPU_RECIPE
