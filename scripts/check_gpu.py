@@ -18,13 +18,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from check_report import Check, Result, exit_code, markdown, read_results, without_result
 
 TIMEOUT_S = 300  # for the checks of one process
+ON_ALL_GPUS = ("machine", "fsdp2")  # groups; others would train with `DataParallel` if they saw more than one
 ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -55,7 +56,16 @@ def chosen(checks: Sequence[Check], names: Sequence[str] | None) -> list[Check]:
     return [check for check in checks if names is None or check.name in names]
 
 
-def run_process(command: Sequence[str], checks: Sequence[Check], timeout_s: float) -> Iterator[Result]:
+def environment_for(group: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """What the process of a group inherits; one GPU, the first that is visible, unless it is about all of them."""
+    first = environment.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    one_gpu = {} if group in ON_ALL_GPUS else {"CUDA_VISIBLE_DEVICES": first}
+    return ENVIRONMENT | dict(environment) | one_gpu
+
+
+def run_process(
+    command: Sequence[str], checks: Sequence[Check], environment: Mapping[str, str], timeout_s: float
+) -> Iterator[Result]:
     """
     Results of a process that makes these checks; where it ends early, failures that say how.
 
@@ -64,13 +74,15 @@ def run_process(command: Sequence[str], checks: Sequence[Check], timeout_s: floa
             Prints results as [`~check_report.Result.dump`] writes them.
         checks (`Sequence[Check]`):
             What it is to make.
+        environment (`Mapping[str, str]`):
+            Its environment variables.
         timeout_s (`float`):
             Seconds until it is killed.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         try:
             process = subprocess.run(
-                command, stdout=output, stderr=subprocess.STDOUT, timeout=timeout_s, env={**ENVIRONMENT, **os.environ}
+                command, stdout=output, stderr=subprocess.STDOUT, timeout=timeout_s, env=environment
             )
             ended = f"the process ended with code {process.returncode}"
         except subprocess.TimeoutExpired:
@@ -85,11 +97,11 @@ def run_process(command: Sequence[str], checks: Sequence[Check], timeout_s: floa
 
 def run_all(checks: Sequence[Check], model: str | None) -> Iterator[Result]:
     """Make the checks, those of each group in a process of its own."""
-    for _, group in groupby(checks, key=lambda check: check.group):
-        members = list(group)
+    for group, grouped in groupby(checks, key=lambda check: check.group):
+        members = list(grouped)
         command = [sys.executable, str(Path(__file__).resolve()), "--process"]
         command += ["--only", *(check.name for check in members), *(["--model", model] if model else [])]
-        yield from run_process(command, members, TIMEOUT_S)
+        yield from run_process(command, members, environment_for(group, os.environ), TIMEOUT_S)
 
 
 def main() -> int:

@@ -104,9 +104,25 @@ def test_results_are_found_among_what_libraries_print(check, scripts):
 def test_a_process_that_ends_early_fails_the_checks_that_it_had_not_made(check, scripts, code, timeout_s, reason):
     made, missing = check(None, "one"), check(None, "two")
     code = f"print({made.result('ok', 'fine').dump()!r}, flush=True); {code}" if "print" in code else code
-    results = list(scripts[0].run_process([sys.executable, "-c", code], [made, missing], timeout_s))
+    results = list(scripts[0].run_process([sys.executable, "-c", code], [made, missing], os.environ, timeout_s))
     assert str(results[-1]) == f"[FAILED] two: {reason} (at most 3)"
     assert [result.state for result in results] == (["ok", "FAILED"] if "print" in code else ["FAILED", "FAILED"])
+
+
+@pytest.mark.parametrize(
+    ("group", "visible", "seen"),
+    [
+        ("arpo", {}, "0"),
+        ("lora", {"CUDA_VISIBLE_DEVICES": "2,3"}, "2"),
+        ("sleep", {"CUDA_VISIBLE_DEVICES": ""}, ""),  # none
+        ("fsdp2", {"CUDA_VISIBLE_DEVICES": "2,3"}, "2,3"),
+        ("machine", {}, None),
+    ],
+)
+def test_a_group_sees_one_gpu_unless_it_is_about_all_of_them(scripts, group, visible, seen):
+    environment = scripts[0].environment_for(group, visible | {"VLLM_LOGGING_LEVEL": "INFO"})
+    assert environment.get("CUDA_VISIBLE_DEVICES") == seen
+    assert environment["VLLM_LOGGING_LEVEL"] == "INFO"  # the user's word
 
 
 def test_only_takes_names_and_an_unknown_one_is_told_which_there_are(check, scripts):
