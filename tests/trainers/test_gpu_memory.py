@@ -1,9 +1,12 @@
 """The memory formula: each part by hand, and the activations of a layer against what autograd really keeps."""
 
 import contextlib
+import json
+import re
 
 import pytest
 import torch
+from launching import run_script
 from peft import LoraConfig
 from published_models import BILLIONS, published_config
 from torch.autograd.graph import saved_tensors_hooks
@@ -177,3 +180,13 @@ def test_a_layer_keeps_half_to_all_of_the_activations_that_the_formula_counts(fa
     args = ARPOConfig("unused", **OPTIONS | {"per_device_train_batch_size": 1, "vllm_max_model_length": 256})
     counted = estimate_memory(config, args, 8).activations
     assert 0.5 * counted < kept_by_autograd(config, dtype, 256) < counted
+
+
+@pytest.mark.slow
+def test_two_processes_really_keep_4_bytes_a_parameter_whole_or_none_when_each_batch_is_synced(tmp_path):
+    launcher = "-m torch.distributed.run --standalone --nproc_per_node 2".split()
+    printed = run_script("gradient_shards.py", tmp_path, launcher)
+    assert json.loads(re.search(r"^FIGURES (.*)$", printed, re.MULTILINE).group(1)) == {
+        "True": {"whole": 0.0, "shards": 2.0},  # float32, half of the parameters each
+        "False": {"whole": 4.0, "shards": 0.0},
+    }
