@@ -107,7 +107,8 @@ def run_all(checks: Sequence[Check], model: str | None) -> Iterator[Result]:
 def main() -> int:
     """Check, print, and say by the exit code whether all is well."""
     args = parse_args()
-    from gpu_checks import CHECKS, Machine
+    from checked_machine import Machine
+    from gpu_checks import CHECKS
 
     checks = chosen(CHECKS, args.only)
     if args.process:
