@@ -73,9 +73,12 @@ def attribution_by_hand(rows, rewards, num_tokens, mode):
             sharing = owners(rows, i, t)
             if len(sharing) > 1:
                 innermost = sharing
-            value = own[i] if mode == "soft" else sum(own[j] for j in sharing) / len(sharing)
-            if mode in ("softmax", "winner") and math.isnan(rewards[i]):
+            value = own[i]
+            if mode != "soft" and math.isnan(rewards[i]):
                 value = 0.0
+            elif mode == "hard":
+                among = [own[j] for j in sharing if not math.isnan(rewards[j])]
+                value = sum(among) / len(among)
             elif mode in ("softmax", "winner"):
                 among = [rewards[j] for j in innermost if not math.isnan(rewards[j])]
                 shared = softmax_mean_by_hand(among) if mode == "softmax" else max(among)
@@ -120,6 +123,17 @@ def test_rows_without_a_reward_count_in_no_statistic():
 def test_a_group_of_one_has_no_advantage(scale):
     assert group_advantages(torch.tensor([5.0]), 1, scale).tolist() == [0.0]
     assert group_advantages(torch.tensor([5.0, 1.0]), 1, scale).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("unscored", [0, 1, 2])
+def test_a_row_without_a_reward_is_in_no_mean_and_gets_no_advantage(unscored):
+    shared = grow((3, None, 0), (3, 0, 2), (3, 0, 2))
+    rewards = torch.tensor([1.0, 2.0, 4.0]).index_fill(0, torch.tensor([unscored]), NAN)
+    got = attribute_advantages(rewards, shared, 3, "hard", advantages=torch.tensor([1.0, 2.0, 4.0]))
+    scored = [row for row in range(3) if row != unscored]
+    mean = sum([1.0, 2.0, 4.0][row] for row in scored) / 2
+    assert got[unscored].tolist() == [0.0, 0.0, 0.0]
+    assert all(got[row].tolist() == [mean, mean, [1.0, 2.0, 4.0][row]] for row in scored)
 
 
 def test_tokens_before_the_fork_average_both_branches():

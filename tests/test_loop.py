@@ -393,6 +393,9 @@ def test_the_released_signal_looks_before_the_result_and_sums():
     first, second = tree.points[:2]
     assert first.initial_entropy == first.entropy == 5 * 0.5 and first.wanted == 0
     assert second.entropy == 5 * 3.0 and second.position == 20 and second.wanted == 1
+    metrics = rollout_metrics([tree])
+    assert metrics["branch/entropy_sum"] == (2.5 + 15.0) / 2 and metrics["branch/initial_entropy_sum"] == 2.5
+    assert {"branch/entropy", "branch/initial_entropy", "branch/entropy_change"}.isdisjoint(metrics)
 
 
 def test_shared_calls_count_once_as_executed_and_in_each_row_as_frequency():

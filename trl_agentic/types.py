@@ -223,16 +223,14 @@ class BranchPoint:
             Position in the tree of the trajectory that received the results.
         position (`int`):
             Completion tokens up to and including the results: where children fork.
-        initial_entropy (`float`):
-            Mean entropy at the beginning of the trajectory, in nats.
-        entropy (`float`):
-            Mean entropy right after the results, in nats.
-        change (`float`):
-            Normalised entropy change, in [-1, 1].
-        score (`float`):
-            `alpha + weight * change`, not clipped.
+        initial_entropy (`float`), entropy (`float`):
+            Mean entropy at the beginning of the trajectory, and right after the results, in nats.
+        change (`float`), score (`float`):
+            Normalised entropy change, in [-1, 1], and `alpha + weight * change`, not clipped.
         wanted (`int`), granted (`int`):
             Children that the gate asked for, and those that the budget allowed.
+        sums (`bool`, *optional*, defaults to `False`):
+            Whether the entropies are sums of another segment's, as in the released code; `change` has no bound then.
     """
 
     trajectory: int
@@ -243,6 +241,7 @@ class BranchPoint:
     score: float
     wanted: int
     granted: int
+    sums: bool = False
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,9 @@ def _nanstd(values: torch.Tensor, dim: int | None = None) -> torch.Tensor:
     return std.squeeze() if dim is None else std.squeeze(dim)
 
 
-def shared_prefix_mean(advantages: torch.Tensor, shared_lengths: torch.Tensor, num_tokens: int) -> torch.Tensor:
+def shared_prefix_mean(
+    advantages: torch.Tensor, shared_lengths: torch.Tensor, num_tokens: int, scored: torch.Tensor | None = None
+) -> torch.Tensor:
     """
     Average the advantage of each token over the trajectories that contain it (ARPO, hard estimate).
 
@@ -78,14 +80,18 @@ def shared_prefix_mean(advantages: torch.Tensor, shared_lengths: torch.Tensor, n
             holds each trajectory's own length.
         num_tokens (`int`):
             Width `T` of the padded completions.
+        scored (`torch.Tensor`, *optional*):
+            Which trajectories have a reward, booleans of shape `(G,)`; all by default. The others are in no mean and
+            have 0.
 
     Returns:
         `torch.Tensor`:
             Advantages of shape `(G, T)`, 0 past the end of a trajectory.
     """
-    contains = _contains(shared_lengths, num_tokens).to(advantages.dtype)  # (G, G, T)
-    total = torch.einsum("ijt,j->it", contains, advantages)
-    return total / contains.sum(dim=1).clamp(min=1)  # (G, T)
+    contains = _contains(shared_lengths, num_tokens)  # (G, G, T)
+    if scored is not None:
+        contains = contains & scored[:, None, None] & scored[:, None]
+    return _mean(advantages, contains)
 
 
 def attribute_advantages(
@@ -110,7 +116,7 @@ def attribute_advantages(
     Args:
         rewards (`torch.Tensor`):
             Weighted reward of each trajectory, of shape `(G,)`. NaN for one that was not scored: it counts in no mean,
-            maximum or softmax, and its own tokens have 0.
+            maximum or softmax, and its tokens have 0.
         shared_lengths (`torch.Tensor`):
             Leading completion tokens that each pair of trajectories shares by descent, of shape `(G, G)`; the diagonal
             holds each trajectory's own length.
@@ -142,7 +148,7 @@ def attribute_advantages(
     if advantages is None:
         advantages = group_advantages(rewards, size)
     if mode == "hard":
-        return shared_prefix_mean(advantages, shared_lengths, num_tokens)
+        return shared_prefix_mean(advantages, shared_lengths, num_tokens, ~rewards.isnan())
     positions = torch.arange(num_tokens, device=shared_lengths.device)
     return advantages.unsqueeze(1) * (positions < shared_lengths.diagonal().unsqueeze(1))  # (G, T)
 

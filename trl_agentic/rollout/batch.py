@@ -226,14 +226,18 @@ def rollout_metrics(trees: Sequence[BranchTree], firsts: Sequence[int] | None = 
         "branch/fill_rate": kinds[Kind.FILL] / count,
         "branch/points": len(points) / max(1, len(trees)),
         "branch/passed": mean_or_zero([float(point.wanted > 0) for point in points]),
-        "branch/initial_entropy": mean_or_zero([point.initial_entropy for point in points]),
-        "branch/entropy": mean_or_zero([point.entropy for point in points]),
-        "branch/entropy_change": mean_or_zero([point.change for point in points]),
         "rollout/tool_calls": mean_or_zero([float(len(trajectory.results)) for trajectory in trajectories]),
         "rollout/executed_calls": len(executed) / count,
         "rollout/sampled_tokens": float(sum(_own_sampled(trajectory) for trajectory in trajectories)),
         "rollout/equal_texts": sum(_num_repeats(tree, first) for tree, first in places) / count,
     }
+    sums = "_sum" if any(point.sums for point in points) else ""
+    for name, values in {
+        "initial_entropy": [point.initial_entropy for point in points],
+        "entropy": [point.entropy for point in points],
+        "entropy_change": [point.change for point in points],
+    }.items():
+        metrics[f"branch/{name}{sums}"] = mean_or_zero(values)
     calls = [result for trajectory in trajectories for result in trajectory.results]
     failed = mean_or_zero([float(result.status is not CallStatus.OK) for result in calls])
     metrics |= {"tools/call_frequency": len(calls) / count, "tools/failure_frequency": failed}  # TRL's names

@@ -152,4 +152,5 @@ class EntropyBranching:
             score=score,
             wanted=wanted,
             granted=0,
+            sums=self.signal == "released",
         )
