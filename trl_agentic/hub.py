@@ -6,9 +6,8 @@ Example:
     trainer.train()
     push_run(trainer)  # me/geo-agent, and me/geo-agent-rollouts
     ```
-    or, with what a run has left on disk:
+    or, with what a run has left on disk, whether it has ended or not:
     ```python
-    TrajectoryWriter("runs/geo").compact()  # runs/geo/trajectories.parquet
     push_trajectories("runs/geo", "me/geo-rollouts", model_id="me/geo-agent")
     ```
 """
@@ -16,12 +15,13 @@ Example:
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData, HfApi
 
-from .rollout.trajectory_file import FILE_NAME, TrajectoryWriter, trajectory_rows, trajectory_schema
+from .rollout.trajectory_file import FILE_NAME, TrajectoryWriter, copy_trajectories, read_trajectories
+from .rollout.trajectory_rows import trajectory_rows, trajectory_schema
 from .trainers.model_card import markdown_table, run_model_card
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "TrajectoryWriter",
     "push_run",
     "push_trajectories",
+    "read_trajectories",
     "run_model_card",
     "trajectory_dataset_card",
     "trajectory_rows",
@@ -90,11 +91,11 @@ def push_trajectories(
     api: HfApi | None = None,
 ) -> str:
     """
-    Upload `trajectories.parquet` of a run as a dataset, with a card, in one commit.
+    Upload the rollouts of a run as a dataset of one file, `trajectories.parquet`, with a card, in one commit.
 
     Args:
         folder (`str` or `Path`):
-            Output directory of the run.
+            Output directory of the run, which may be going on.
         repo_id (`str`):
             Dataset on the Hub, `"user/name"`; made if need be.
         model_id (`str`, *optional*):
@@ -108,18 +109,16 @@ def push_trajectories(
         `str`: Address of the commit.
 
     Raises:
-        FileNotFoundError: If the run has no `trajectories.parquet`.
+        FileNotFoundError: If the run has no rollouts.
     """
-    path = Path(folder) / FILE_NAME
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"There is no {path}. Gather the run's parts first: `TrajectoryWriter(folder).compact()`."
-        )
-    api = api or HfApi()
-    api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
-    card = trajectory_dataset_card(repo_id, pq.read_metadata(path).num_rows, model_id)
-    additions = [CommitOperationAdd("README.md", str(card).encode()), CommitOperationAdd(FILE_NAME, path)]
-    commit = api.create_commit(repo_id, additions, commit_message="Upload trajectories", repo_type="dataset")
+    with TemporaryDirectory() as scratch:
+        path = Path(scratch) / FILE_NAME
+        num_rows = copy_trajectories(folder, path)
+        api = api or HfApi()
+        api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
+        card = trajectory_dataset_card(repo_id, num_rows, model_id)
+        additions = [CommitOperationAdd("README.md", str(card).encode()), CommitOperationAdd(FILE_NAME, path)]
+        commit = api.create_commit(repo_id, additions, commit_message="Upload trajectories", repo_type="dataset")
     return commit.commit_url
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainerCallback
 
 from ..rollout.batch import TRUNCATING
-from ..rollout.trajectory_file import trajectory_rows
+from ..rollout.trajectory_rows import trajectory_rows
 from ..types import BranchTree
 from .scores import Scores
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class KeepTrajectories(TrainerCallback):
     """
-    Forgets, at the beginning, the steps that will be done (again), and merges the parts at each save and at the end.
+    Forgets, at the beginning, the steps that will be done (again), and merges the parts at the end.
 
     Args:
         trainer ([`AgenticTrainer`]):
@@ -34,27 +34,24 @@ class KeepTrajectories(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Leave only what lies before the step at which training starts."""
-        writer = self.trainer.trajectory_writer
-        if state.global_step == 0 and writer.path.is_file() and state.is_world_process_zero:
-            logger.warning(f"{writer.path} holds the rollouts of an earlier run, which this one replaces.")
+        writer, accelerator = self.trainer.trajectory_writer, self.trainer.accelerator
+        if state.global_step == 0 and state.is_world_process_zero and writer.has_rows:
+            folder = writer.path.parent
+            logger.warning(f"{folder} holds the rollouts of an earlier run, which those of this one replace.")
+        accelerator.wait_for_everyone()  # nobody forgets before the first process has looked
         writer.rewind(state.global_step)
         # A run that resumes counts on: there was a synchronisation in each step at the most, and one before the first.
         self.trainer._model_version = max(self.trainer._model_version, state.global_step)
-        self.trainer.accelerator.wait_for_everyone()  # nobody writes before everybody has forgotten
-
-    def on_save(self, args, state, control, **kwargs):
-        """Merge, so that a checkpoint has its rollouts beside it."""
-        self._merge()
+        accelerator.wait_for_everyone()  # nobody writes before everybody has forgotten
 
     def on_train_end(self, args, state, control, **kwargs):
         """Merge everything, what was rolled out and not trained any more included."""
         self.trainer.finish_training()
-        self._merge()
-
-    def _merge(self) -> None:
-        self.trainer.accelerator.wait_for_everyone()
-        if self.trainer.accelerator.is_main_process:
+        accelerator = self.trainer.accelerator
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
             self.trainer.trajectory_writer.compact()
+        accelerator.wait_for_everyone()  # another call of `train` forgets parts
 
 
 def scored_rows(
