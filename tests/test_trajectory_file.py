@@ -15,7 +15,7 @@ from datasets import Dataset
 from small_trees import small_rows, small_tree
 
 from trl_agentic.hub import COLUMNS
-from trl_agentic.rollout.trajectory_file import TrajectoryWriter
+from trl_agentic.rollout.trajectory_file import TrajectoryWriter, copy_trajectories, read_trajectories
 from trl_agentic.rollout.trajectory_rows import trajectory_rows, trajectory_schema
 from trl_agentic.types import BranchTree, Segment, Status, ToolCall, ToolResult, Trajectory
 
@@ -184,7 +184,7 @@ def test_half_a_character_and_odd_arguments_do_not_stop_a_run(tmp_path):
     row = read_trajectories(tmp_path).to_pylist()[0]
 
     assert (row["tool_calls"][0]["name"], row["tool_calls"][0]["result"]) == ("se?arch", "a?b")
-    assert json.loads(row["tool_calls"][0]["arguments"]) == {"query": "?", "number": math.inf, "bytes": "b'x'"}
+    assert json.loads(row["tool_calls"][0]["arguments"]) == {"query": "?", "number": "inf", "bytes": "b'x'"}
 
 
 def test_steps_stand_in_order_with_every_rank_and_every_write(tmp_path):
@@ -380,7 +380,7 @@ def test_a_write_that_fails_leaves_no_part_and_no_remains(tmp_path):
 
 KILLED = """
 import pickle, sys
-from trl_agentic.rollout.trajectory_file import TrajectoryWriter
+from trl_agentic.rollout.trajectory_file import TrajectoryWriter, copy_trajectories, read_trajectories
 writer = TrajectoryWriter(sys.argv[1])
 with open(sys.argv[2], "rb") as file:
     rows = pickle.load(file)

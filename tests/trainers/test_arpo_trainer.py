@@ -85,10 +85,10 @@ def test_a_dataset_without_answers_is_refused_before_anything_is_loaded(tmp_path
         trainer(tmp_path, reward_funcs=rewards.arpo_reward, train_dataset=questions)
 
 
-@pytest.mark.parametrize("empty", [None, [], [""]])
+@pytest.mark.parametrize("empty", [None, [], [""], "", " ", [None, " "], float("nan")])
 def test_a_dataset_whose_answers_are_all_empty_is_refused(tmp_path, empty):
     questions = Dataset.from_list([{"prompt": "what is a", "answer": empty}] * 8)
-    with pytest.raises(ValueError, match="empty in all 8 rows"):
+    with pytest.raises(ValueError, match="empty in all 8 rows of the training dataset"):
         trainer(tmp_path, reward_funcs=rewards.arpo_reward, train_dataset=questions)
 
 

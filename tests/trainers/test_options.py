@@ -5,6 +5,7 @@ What APPO does not share with ARPO is in `test_appo_every_option.py`.
 """
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -195,6 +196,40 @@ def test_num_generations_eval_groups_the_rows_of_an_evaluation(tmp_path):
     ours.eval_dataset = dataset(4)
     figures = ours.evaluate()
     assert 0 <= figures["eval_frac_reward_zero_std"] <= 1 and figures["eval_reward"] > 0
+
+
+def called(**arguments):
+    """A completion that calls a tool."""
+    call = {"type": "function", "function": {"name": "look_up", "arguments": arguments}}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "b"}]
+
+
+@pytest.mark.parametrize(
+    "completions",
+    [
+        [called(key=1), called(key="one")],  # one tool takes a number, another a text
+        [called(key=[1]), called(key=None), called(other={"a": 1})],
+        [called(), called()],
+        [called(key="\ud83d"), [{"role": "assistant", "content": "half of \ud83d"}]],
+        [called(key=10**30), called(key=float("nan"))],
+        ["plain text", "with half of \ud83d"],
+    ],
+    ids=["types", "kinds", "none", "half a character", "numbers", "texts"],
+)
+def test_completions_of_any_kind_are_logged(tmp_path, capsys, completions):
+    ours = trainer(tmp_path, log_completions=True)
+    ours._logs["prompt"].extend([[{"role": "user", "content": "what is a"}]] * len(completions))
+    ours._logs["completion"].extend(completions)
+    for values in (ours._logs["rewards"]["length_reward"], ours._logs["advantages"]):
+        values.extend([0.0] * len(completions))
+    (tmp_path / "completions").mkdir(exist_ok=True)
+    ours.log({"loss": 0.0})
+    logged = pq.read_table(tmp_path / "completions" / "completions_00000.parquet")["completion"].to_pylist()
+    assert len(logged) == len(completions) and "\ud83d" not in str(logged)
+    for completion, given in zip(logged, completions, strict=True):
+        if not isinstance(given, str) and "tool_calls" in given[0]:
+            (call,) = completion[0]["tool_calls"]
+            json.loads(call["function"]["arguments"], parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 def test_completions_are_logged_and_printed_as_trl_does(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -70,10 +71,10 @@ def accepted_answers(answer: Any) -> list[str]:
     Raises:
         TypeError: If the entry is anything else.
     """
-    if answer is None:
+    if answer is None or (isinstance(answer, float) and math.isnan(answer)):  # NaN: an empty cell of a table
         return []
     if isinstance(answer, str | int | float):
-        return [str(answer)]
+        return [str(answer)] if str(answer).strip() else []
     if isinstance(answer, Iterable) and not isinstance(answer, bytes | Mapping):
         return [accepted for entry in answer for accepted in accepted_answers(entry)]
     raise TypeError(

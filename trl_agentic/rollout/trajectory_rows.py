@@ -97,7 +97,7 @@ def trajectory_rows(
             "trajectory": position,
             **_facts(tree.trajectories[position]),
             "prompt_ids": list(tree.prompt_ids),
-            "messages": [_message(message) for message in messages[row]],
+            "messages": [stored_message(message) for message in messages[row]],
             "advantages": _advantages(tree.trajectories[position], advantages[row]),
             "reward": _number(rewards[row]),
             "rewards": {name: _number(values[row]) for name, values in reward_functions.items()},
@@ -133,8 +133,34 @@ def _call(result: ToolResult) -> dict[str, Any]:
     }
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A chat message under the schema, tool calls in TRL's form with their arguments as JSON."""
+def stored_completion(completion: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """
+    A completion of any form for any table.
+
+    Args:
+        completion (`str` or `list[dict]`):
+            A text, or chat messages.
+
+    Returns:
+        `str` or `list[dict]`: The text, or messages as in [`stored_message`], without the columns that are null.
+    """
+    if isinstance(completion, str):
+        return _text(completion)
+    messages = [stored_message(message) for message in completion]
+    return [{name: value for name, value in message.items() if value is not None} for message in messages]
+
+
+def stored_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    A chat message under the schema: tool calls in TRL's form with their arguments as JSON, and all else as texts.
+
+    Args:
+        message (`Mapping[str, Any]`):
+            The message, as a model wrote it or a tool answered.
+
+    Returns:
+        `dict[str, Any]`: Its columns; keys that the schema does not know are in `other`, as JSON.
+    """
     stored: dict[str, Any] = {key: None if message.get(key) is None else _text(message[key]) for key in _MESSAGE_TEXTS}
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     stored["tool_calls"] = [
@@ -161,7 +187,19 @@ def _number(value: float | None) -> float | None:
 
 def _json(value: Any) -> str:
     # Arguments are what a model wrote, so they may hold anything; nothing of it may stop a run.
-    return _text(json.dumps(value, ensure_ascii=False, default=str))
+    try:
+        return _text(json.dumps(value, ensure_ascii=False, default=str, allow_nan=False))
+    except ValueError:  # JSON has no NaN and no infinity
+        return _text(json.dumps(_finite(value), ensure_ascii=False, default=str))
+
+
+def _finite(value: Any) -> Any:
+    """The value with texts in place of numbers that are none."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _text(value: Any) -> str:

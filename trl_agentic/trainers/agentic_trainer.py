@@ -20,11 +20,12 @@ from ..rollout.policy import BranchPolicy, NoBranching
 from ..rollout.trajectory_file import TrajectoryWriter
 from ..types import BranchTree
 from .agentic_config import AgenticConfig
-from .checks import check_arguments, check_datasets, check_engine, describe_first_rows, warn_without_spread
+from .checks import check_arguments, check_engine, describe_first_rows, warn_without_spread
 from .colocated import awake, build_engine, extra_vllm_arguments
+from .dataset_checks import check_datasets
 from .environments import Environments, placeholder_dataset, with_weights
 from .fsdp2 import keep_float32
-from .generation_log import log_rollout
+from .generation_log import LoggedCompletions, log_rollout
 from .group_rows import mask_rows, shuffle_groups
 from .keep_trajectories import KeepTrajectories, scored_rows
 from .model_card import write_model_card
@@ -124,6 +125,7 @@ class AgenticTrainer(GRPOTrainer):
         self._model_version = self._num_rollouts = 0
         self._last_loaded_step = -1
         self._has_described = False
+        self._logs["completion"] = LoggedCompletions(maxlen=args.generation_batch_size)
         self.trajectory_writer = TrajectoryWriter(args.output_dir, rank=self.accelerator.process_index)
         self.add_callback(SkipNonFiniteSteps(self))
         self.add_callback(times := PhaseTimes(self, self.phases))

@@ -166,8 +166,9 @@ class APPOTrainer(AgenticTrainer):
             logps, entropies = self._read(rows)
             old = rows.get("old_per_token_logps")
             is_fresh = self.state.global_step == self.branch_phase.planted_step
-            has_moved = old is not None and not is_fresh
-            log_ratios = (logps - old).masked_fill(~sampled, 0.0) if has_moved else torch.zeros_like(logps)
+            log_ratios = torch.zeros_like(logps)
+            if old is not None and not is_fresh:
+                log_ratios = (logps - old).masked_fill(~sampled, 0.0)
             gamma = 2.0 ** (-1.0 / args.future_half_life)
             view = PolicyView(
                 rows=rows["rollout_row"].tolist(),

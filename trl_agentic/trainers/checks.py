@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..rollout.batch import RolloutBatch
-from .agentic_config import AgenticConfig
 
 if TYPE_CHECKING:
     from .agentic_trainer import AgenticTrainer
@@ -20,24 +17,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_LOGPROB_GAP = 0.05  # nats; a bfloat16 engine beside a bfloat16 trainer stays below it
-
-TRAINER_COLUMNS = frozenset(
-    {
-        "prompts",
-        "completions",
-        "completion_ids",
-        "environments",
-        "trainer_state",
-        "log_extra",
-        "log_metric",
-        "rollout_status",
-        "rollout_calls",
-        "rollout_parent",
-        "rollout_fork",
-        "rollout_dialect",
-        "rollout_messages",
-    }
-)
 
 
 def check_arguments(
@@ -73,71 +52,6 @@ def check_arguments(
         )
 
 
-def check_datasets(args: AgenticConfig, reward_funcs: Sequence[Any], train: Any, evaluation: Any) -> None:
-    """
-    Check what is known of the datasets before anything is loaded.
-
-    Args:
-        args ([`AgenticConfig`]):
-            Configuration of the trainer.
-        reward_funcs (`Sequence`):
-            As in [`check_columns`], which both datasets go through.
-        train, evaluation:
-            The datasets, or `None`.
-
-    Raises:
-        ValueError: If a column is missing, or if the training prompts do not fill one generation, with which training
-            would end before it begins.
-    """
-    check_columns(reward_funcs, train)
-    check_columns(reward_funcs, evaluation)
-    assert args.generation_batch_size is not None, "TRL sets it"
-    prompts = args.generation_batch_size // args.num_generations
-    if isinstance(train, Dataset) and len(train) < prompts:
-        raise ValueError(
-            f"A generation takes {prompts} prompts (generation_batch_size / num_generations = "
-            f"{args.generation_batch_size} / {args.num_generations}), but the training dataset has {len(train)}, so "
-            "nothing could be trained. Pass more prompts (repeated ones do), or lower `steps_per_generation` or "
-            "`per_device_train_batch_size`."
-        )
-
-
-def check_columns(reward_funcs: Sequence[Any], dataset: Any) -> None:
-    """
-    Check that the dataset has the columns that reward functions ask for by name.
-
-    Args:
-        reward_funcs (`Sequence`):
-            Reward functions; reward models ask for nothing.
-        dataset (`Dataset`, `IterableDataset`, a mapping of them, or `None`):
-            The dataset; one without known columns is not checked.
-
-    Raises:
-        ValueError: If a parameter without a default is neither a column nor something that the trainer passes.
-    """
-    if isinstance(dataset, Mapping):
-        for part in dataset.values():
-            check_columns(reward_funcs, part)
-        return
-    if not isinstance(dataset, (Dataset, IterableDataset)) or dataset.column_names is None:
-        return
-    for function in reward_funcs:
-        if not inspect.isroutine(function):
-            continue
-        if "answer" in inspect.signature(function).parameters:
-            check_any_answer(function.__name__, dataset)
-        for name, parameter in inspect.signature(function).parameters.items():
-            is_required = parameter.default is parameter.empty and parameter.kind not in (
-                parameter.VAR_KEYWORD,
-                parameter.VAR_POSITIONAL,
-            )
-            if is_required and name not in TRAINER_COLUMNS and name not in dataset.column_names:
-                raise ValueError(
-                    f"The reward function `{function.__name__}` needs a column `{name}`, but the dataset has "
-                    f"{dataset.column_names}. Rename the column that holds it, or pass another reward function."
-                )
-
-
 def describe_first_rows(batch: RolloutBatch, tokenizer: PreTrainedTokenizerBase) -> None:
     """
     Log the first row of a run with its mask, and its first tool call, so that a wrong format is seen at once.
@@ -162,31 +76,6 @@ def describe_first_rows(batch: RolloutBatch, tokenizer: PreTrainedTokenizerBase)
         f"{tokenizer.decode(batch.prompt_ids[0])}\n────\n{''.join(parts)}\n"
         f"────\nFirst tool call: {calls[0] if calls else 'none in this batch'}"
     )
-
-
-def check_any_answer(reward_func: str, dataset: Dataset | IterableDataset) -> None:
-    """
-    Refuse a dataset whose questions all lack an answer, and say how many do where only some have one.
-
-    Args:
-        reward_func (`str`):
-            Name of the reward function that asks for answers.
-        dataset (`Dataset` or `IterableDataset`):
-            The dataset; one that is streamed is not read.
-
-    Raises:
-        ValueError: If no row has an answer.
-    """
-    if not isinstance(dataset, Dataset) or "answer" not in dataset.column_names or not len(dataset):
-        return
-    missing = sum(answer is None or not str(answer).strip("[]'\" ") for answer in dataset["answer"])
-    if missing == len(dataset):
-        raise ValueError(
-            f"The reward function `{reward_func}` compares with the column `answer`, which is empty in all {missing} "
-            "rows. Fill it with the accepted answers."
-        )
-    if missing:
-        logger.warning(f"{missing} of {len(dataset)} questions have no answer and will stay unscored.")
 
 
 def check_engine(

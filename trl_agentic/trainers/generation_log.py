@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import gather_object
 
 from ..rollout.batch import RolloutBatch, completion_metrics, rollout_metrics
+from ..rollout.trajectory_rows import stored_completion
 from ..tools.state_fork import state_metrics
 from ..types import BranchTree, CallStatus
 
@@ -53,6 +55,19 @@ def merge_metrics(ranks: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [rank[name] for rank in ranks if name in rank]
         merged[name] = sum(values) if name.endswith(COUNTS) else sum(values) / len(values)
     return merged
+
+
+class LoggedCompletions(deque):
+    """
+    Completions on their way to TRL's table of `log_completions`, in a form that a table can hold.
+
+    Tools differ in the names and types of their arguments, and models write half characters and huge numbers, so
+    messages are kept as in `trajectories.parquet`.
+    """
+
+    def extend(self, completions: Iterable[str | list[dict[str, Any]]]) -> None:
+        """Add completions, as texts or as chat messages."""
+        super().extend(stored_completion(completion) for completion in completions)
 
 
 def log_rollout(trainer: AgenticTrainer, trees: list[BranchTree], batch: RolloutBatch) -> None:
