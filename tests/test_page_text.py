@@ -67,12 +67,12 @@ def test_any_bytes_under_any_name_become_some_text(content, charset):
     assert isinstance(decode(content, f"text/html; charset={charset}"), str)
 
 
-@given(st.text())
-def test_clean_text_is_valid_bounded_and_stays_as_it_is(text):
-    cleaned = clean(text, 50)
+@given(st.text(), st.booleans())
+def test_clean_text_is_valid_bounded_and_stays_as_it_is(text, is_code):
+    cleaned = clean(text, 50, is_code=is_code)
     cleaned.encode()
-    assert len(cleaned) <= 50 and cleaned == clean(cleaned, 50)
-    assert not any(ord(character) < 32 and character != "\n" for character in cleaned)
+    assert len(cleaned) <= 50 and cleaned == clean(cleaned, 50, is_code=is_code)
+    assert not any(ord(character) < 32 and character not in "\n\t" for character in cleaned)
 
 
 def test_control_characters_and_invisible_letters_are_left_out_and_lines_kept():
@@ -153,9 +153,23 @@ def test_a_page_made_by_scripts_says_so():
 
 def test_plain_text_and_json_are_kept():
     assert text_of("a < b\n<p>c", "text/plain") == "a < b\n<p>c"
-    assert text_of('{"capital":"Havana","area":110}', "application/json") == '{\n"capital": "Havana",\n"area": 110\n}'
+    assert text_of('{"capital":"Havana","area":1}', "application/json") == '{\n "capital": "Havana",\n "area": 1\n}'
     assert text_of('{"broken', "application/json") == '{"broken'
     assert text_of("[" * 100_000, "application/json", limits=Limits(max_chars=5)) == "[" * 5
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "text"),
+    [
+        ("name\tarea\nCuba\t110\n\t5\n", "text/tab-separated-values", "name\tarea\nCuba\t110\n\t5"),
+        ("\ta\nb\t\tc\n", "text/plain", "\ta\nb\t\tc"),  # the first column of the first line is empty
+        ("name,area\n,5\nCuba,", "text/csv", "name,area\n,5\nCuba,"),
+        ("def f():\n    return  1\n\n\n\nx  \n", "text/x-python", "def f():\n    return  1\n\nx"),
+        ("  a\n\xa0\xa0b", "text/plain; charset=utf-8", "  a\n  b"),
+    ],
+)
+def test_plain_text_keeps_its_columns_and_indentation(content, kind, text):
+    assert text_of(content, kind) == text
 
 
 def test_the_entries_of_a_feed_are_read():

@@ -22,7 +22,7 @@ from .web.page_reader import PageReader, best_passages
 from .web.page_text.decoding import UnreadablePageError, clean
 from .web.page_text.extraction import Limits, PageText
 
-_VERSION = "1"
+_VERSION = "2"
 _MAX_QUESTION_CHARS = 2_000
 
 

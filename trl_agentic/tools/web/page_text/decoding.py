@@ -42,6 +42,7 @@ _UNREADABLE = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _LINE_END = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_HELD = "␠␉␊␠"  # pictures of a space, a tab and a line end
 
 
 class UnreadablePageError(ValueError):
@@ -104,7 +105,7 @@ def decode(content: bytes, declared: str) -> str:
     return _decoded(content, _guessed(content), "replace")
 
 
-def clean(text: str, max_chars: int) -> str:
+def clean(text: str, max_chars: int, *, is_code: bool = False) -> str:
     """
     Leave out what can not be read: control characters, invisible marks, empty lines, and all behind `max_chars`.
 
@@ -113,14 +114,29 @@ def clean(text: str, max_chars: int) -> str:
             Any text.
         max_chars (`int`):
             Most characters to keep.
+        is_code (`bool`, *optional*, defaults to `False`):
+            Keep the spaces within and before a line, as indentation and columns need them.
 
     Returns:
         `str`:
             Valid Unicode, with at most one empty line in a row.
     """
     text = _UNREADABLE.sub("", _LINE_END.sub("\n", text[: 2 * max_chars]))
-    lines = (" ".join(line.split()) for line in text.split("\n"))
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()[:max_chars].rstrip()
+    if is_code:
+        lines = [line.rstrip() for line in text.replace("\xa0", " ").split("\n")]
+    else:
+        lines = [" ".join(line.split()) for line in text.split("\n")]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")[:max_chars].rstrip()
+
+
+def hold_spaces(text: str) -> str:
+    """Put pictures in the place of spaces and line ends, so that no extractor nor [`clean`] takes them out."""
+    return _LINE_END.sub("\n", text).translate(str.maketrans(" \t\n\xa0", _HELD))
+
+
+def release_spaces(text: str) -> str:
+    """Undo [`hold_spaces`]."""
+    return text.translate(str.maketrans(_HELD[:3], " \t\n"))
 
 
 def _declared(content_type: str) -> str:

@@ -103,7 +103,7 @@ def _from_text(text: str, kind: str, max_chars: int, plain: bool) -> tuple[str, 
         return page_title(text), clean(plain_text, max_chars)
     if kind.endswith(("/json", "+json")):
         text = _spread(text)
-    return "", clean(text, max_chars)
+    return "", clean(text, max_chars, is_code=True)
 
 
 def _spread(text: str) -> str:
