@@ -87,10 +87,64 @@ def test_case_and_accents_do_not_matter():
     assert [passage.title for passage in BM25Search(ISLANDS).search("SAO TOME", top_k=1)] == ["São Tomé"]
 
 
-@given(st.text(st.sampled_from("aZ1_ .-ãÅßﬁ²Σé\u0301\u0300東京ـ\n"), max_size=30))
+@given(st.text(st.sampled_from("aZ1_ .-ãÅßﬁ²Σéй\u0301\u0300\u064b\u05b0ـ\n"), max_size=30))
 def test_words_are_those_of_a_text_whose_marks_were_taken_out_one_by_one(text):
     plain = unicodedata.normalize("NFKD", text.casefold())
     assert tokenize(text) == re.findall(r"\w+", "".join(c for c in plain if not unicodedata.combining(c)))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("北京市2008年 Beijing", ["北京", "京市", "2008", "年", "beijing"]),
+        ("ﾄﾖﾀは２輪", ["トヨ", "ヨタ", "タは", "2", "輪"]),  # half and full width are one
+        ("がか", ["がか"]),  # a voicing mark makes another letter
+        ("ที่นี่", ["ที่นี่"]),
+        ("ລາວ", ["ລາ", "າວ"]),
+        ("서울은 K팝 22개", ["서울은", "서울", "울은", "k", "팝", "22", "개"]),
+        ("हिन्दी भाषा", ["हिन्दी", "भाषा"]),
+    ],
+)
+def test_scripts_without_spaces_are_cut_into_pairs_of_characters(text, words):
+    assert tokenize(text) == words
+
+
+CAPITALS = [
+    Document("古巴", "古巴的首都是哈瓦那。面积为110,860平方公里。"),
+    Document("", "東京は日本のみやこです。猫もいる。"),
+    Document("", "เมืองหลวงของไทยคือกรุงเทพมหานคร"),
+    Document("", "နေပြည်တော်သည် မြန်မာနိုင်ငံ"),
+    Document("", "ភ្នំពេញជារាជធានី"),
+    Document("", "대한민국의 수도는 서울이다."),
+    Document("", "Havana is the capital."),
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "number"),
+    [
+        ("首都", 0),
+        ("哈瓦那在哪里？", 0),
+        ("110,860", 0),
+        ("首", 0),  # a single character within a word
+        ("東京", 1),
+        ("猫", 1),
+        ("กรุงเทพ", 2),
+        ("ไทย", 2),
+        ("မြန်မာ", 3),
+        ("ភ្នំពេញ", 4),
+        ("서울의", 5),  # with another particle
+        ("Havana 在哪里", 6),
+    ],
+)
+def test_words_are_found_in_languages_without_spaces(query, number):
+    found = BM25Search(CAPITALS).search(query, top_k=3)
+    assert [passage.text for passage in found[:1]] == [CAPITALS[number].text]
+
+
+@pytest.mark.parametrize("query", ["巴黎", "市", "パリ", "파리", "ลาว"])
+def test_words_that_are_not_there_are_not_found_in_languages_without_spaces(query):
+    assert BM25Search(CAPITALS).search(query, top_k=3) == []
 
 
 def test_a_title_is_searched_along_with_every_passage():
@@ -99,9 +153,33 @@ def test_a_title_is_searched_along_with_every_passage():
 
 
 def test_passages_are_whole_sentences_where_they_fit():
-    assert split_passages("One two. Three four five. Six.\nSeven", 5) == ["One two. Three four five.", "Six. Seven"]
+    assert split_passages("One two. Three four five. Six.\nSeven", 5) == ["One two. Three four five.", "Six.\nSeven"]
     assert split_passages("a b c d e f g", 3) == ["a b c", "d e f", "g"]
     assert split_passages(" \n ", 3) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "passages"),
+    [
+        ("一二。三四五！六", ["一二。", "三四五！六"]),
+        ("他说：“一。”二三。", ["他说：“一。”", "二三。"]),
+        ("ｱｲ｡ｳｴｵ｡", ["ｱｲ｡", "ｳｴｵ｡"]),
+        ("กขค งจ", ["กขค", "งจ"]),  # a space ends a sentence
+        ("一二三四五六七八九", ["一二三四", "五六七八", "九"]),
+        ("नदी है। वह बड़ी है।", ["नदी है।", "वह बड़ी है।"]),
+        ("Pi is 3.14 now", ["Pi is 3.14 now"]),
+        ("x" * 120, ["x" * 120]),
+        ("x" * 230, ["x" * 200, "x" * 30]),  # no word
+    ],
+)
+def test_passages_end_at_full_stops_and_are_bounded_without_spaces(text, passages):
+    assert split_passages(text, 4) == passages
+
+
+def test_passages_keep_the_indentation_of_code_and_empty_first_columns():
+    code = "def f(x):\n    if x:\n        return 1\n    return 2"
+    assert split_passages(code, 5) == ["def f(x):\n    if x:", "        return 1\n    return 2"]
+    assert split_passages("\ta\n\tb c", 2) == ["\ta", "\tb c"]
 
 
 @given(st.lists(st.sampled_from(["a", "b.", "c!", "d\n"]), max_size=30), st.integers(1, 7))
@@ -173,7 +251,7 @@ def index_files(folder: Path) -> list[str]:
 
 def test_every_missing_file_of_an_index_is_an_error_that_names_it(tmp_path):
     BM25Search(ISLANDS).save(tmp_path)
-    for name in index_files(tmp_path):
+    for name in {*index_files(tmp_path)} - {"terms.index.json"}:  # which older ones have not
         content = (tmp_path / name).read_bytes()
         (tmp_path / name).unlink()
         with pytest.raises(FileNotFoundError, match=f"is not complete: {name} is missing. Write the folder again"):
@@ -191,6 +269,15 @@ def test_every_broken_file_of_an_index_is_an_error_that_names_the_folder(tmp_pat
         with pytest.raises(ValueError, match=f"The index in {tmp_path} can not be read"):
             BM25Search.load(tmp_path)
         (tmp_path / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_an_index_whose_words_were_cut_in_another_way_is_refused(tmp_path, version):
+    BM25Search(CAPITALS).save(tmp_path)
+    path = tmp_path / "terms.index.json"
+    path.unlink() if version is None else path.write_text(json.dumps({"version": version}))
+    with pytest.raises(ValueError, match=f"is of version {version or 1}, expected 2: .* Build it from its documents"):
+        BM25Search.load(tmp_path)
 
 
 @pytest.fixture
@@ -270,7 +357,7 @@ def test_an_arpo_cache_becomes_one_document_per_page(tmp_path):
     backend = BM25Search.from_arpo_cache(tmp_path / "cache.json")
     assert len(backend) == 2
     assert backend.search("Havana", 3)[0].text == "Havana is the capital."
-    assert backend.search("island", 3)[0].text == "Cuba is an island. It is large."
+    assert backend.search("island", 3)[0].text == "Cuba is an island.\nIt is large."
     assert backend.search("found xyz", 3) == []
 
 

@@ -2,7 +2,7 @@ import unicodedata
 
 import pytest
 
-from trl_agentic.words import split_words
+from trl_agentic.words import find_pieces, split_words
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,19 @@ def test_words_stay_whole_and_scripts_without_spaces_are_cut_into_characters(tex
 def test_characters_can_be_taken_two_by_two():
     assert split_words("北京市2008年 Beijing", num_characters=2) == ["北京", "京市", "2008", "年", "Beijing"]
     assert split_words("ที่นี่นี่", num_characters=2) == ["ที่นี่", "นี่นี่"]
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("Its area: 1,001 km².", ["Its", "area:", "1,001", "km²."]),
+        ("北京，2008年。", ["北", "京，", "2008", "年。"]),
+        ("ที่ นี่", ["ที่", "นี่"]),
+        ("서울은 크다.", ["서울은", "크다."]),
+        ("x" * 60, ["x" * 50, "x" * 10]),
+        ("京" + "!" * 20, ["京" + "!" * 9, "!" * 11]),
+        (" \n", []),
+    ],
+)
+def test_a_text_can_be_cut_at_spaces_and_between_characters_of_scripts_without(text, pieces):
+    assert [piece[0] for piece in find_pieces(text)] == pieces

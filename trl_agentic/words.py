@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator
 
 # Han and kana, Thai, Lao, Burmese, Khmer; their digits and punctuation are not in it.
 _UNSPACED = (
@@ -19,6 +20,26 @@ _UNSPACED = (
 _MARKS = "".join(sign for sign in map(chr, range(0x300, 0x10000)) if unicodedata.category(sign)[0] == "M")
 _CHARACTER = re.compile(f"[{_UNSPACED}][{_MARKS}]*")
 _RUN = re.compile(rf"((?:{_CHARACTER.pattern})+)|(?:(?![{_UNSPACED}])[\w{_MARKS}])+")
+
+_LONGEST_PIECE = 50  # characters: few words are longer, and a text without any space is still cut
+_PIECE = re.compile(rf"{_CHARACTER.pattern}[^\w\s]{{0,9}}|(?:(?![{_UNSPACED}])\S){{1,{_LONGEST_PIECE}}}")
+
+
+def find_pieces(text: str) -> Iterator[re.Match[str]]:
+    """
+    The places where a text can be cut: what stands between spaces, punctuation included.
+
+    Where a script has no spaces each character is a piece, with the punctuation behind it. None has more than 50.
+
+    Args:
+        text (`str`):
+            The text.
+
+    Returns:
+        `Iterator[re.Match[str]]`:
+            A match for each piece, in order.
+    """
+    return _PIECE.finditer(text)
 
 
 def split_words(text: str, num_characters: int = 1) -> list[str]:

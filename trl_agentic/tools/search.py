@@ -23,8 +23,8 @@ from .search_backends.passages import (
     VersionedBackend,
     check_top_k,
     split_passages,
-    tokenize,
 )
+from .search_backends.terms import tokenize
 
 __all__ = ["BM25Search", "Document", "Passage", "SearchBackend", "make_search_tool", "split_passages", "tokenize"]
 

@@ -29,9 +29,11 @@ from .passages import (
     cut_documents,
     passages_digest,
     read_passages,
-    tokenize,
     write_passages,
 )
+from .terms import TERMS_VERSION, index_terms, tokenize
+
+_VERSION_FILE = "terms.index.json"
 
 _CARD = """---
 tags: [bm25s, trl-agentic]
@@ -73,7 +75,7 @@ class BM25Search:
     def __init__(self, documents: Iterable[Document], *, passage_words: int = 120):
         self._passages = cut_documents(documents, passage_words)
         self._index = import_bm25s().BM25()
-        tokens = [tokenize(f"{passage.title} {passage.text}") for passage in self._passages]
+        tokens = [index_terms(f"{passage.title} {passage.text}") for passage in self._passages]
         self._index.index(tokens, create_empty_token=True, show_progress=False)
 
     @classmethod
@@ -111,8 +113,8 @@ class BM25Search:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the passages."""
-        return f"bm25 {passages_digest(self._passages)}"
+        """A digest of the passages, and what they can be found by."""
+        return f"bm25 {TERMS_VERSION} {passages_digest(self._passages)}"
 
     def search(self, query: str, top_k: int) -> list[Passage]:
         """
@@ -149,6 +151,7 @@ class BM25Search:
         """Write index and passages into a folder, which is created where it is missing."""
         write_passages(Path(folder), self._passages)
         self._index.save(folder, show_progress=False)
+        (Path(folder) / _VERSION_FILE).write_text(json.dumps({"version": TERMS_VERSION}), encoding="utf-8")
 
     @classmethod
     def load(cls, folder: str | Path) -> BM25Search:
@@ -165,7 +168,8 @@ class BM25Search:
 
         Raises:
             FileNotFoundError: If it is no such folder.
-            ValueError: If a file of it is broken, or index and passages do not belong together.
+            ValueError: If a file of it is broken, index and passages do not belong together, or it was written by a
+                release that cut texts into other words.
         """
         backend = cls.__new__(cls)
         backend._passages = read_passages(Path(folder), "BM25Search.save")
@@ -254,7 +258,9 @@ def _read_arpo_cache(path: Path) -> list[str]:
 
 def _read_index(folder: Path, num_passages: int):
     remedy = "Write the folder again with BM25Search.save."
+    path = folder / _VERSION_FILE
     try:
+        version = json.loads(path.read_bytes())["version"] if path.exists() else 1
         index = import_bm25s().BM25.load(folder, backend="numpy", show_progress=False)
         num_indexed = len(index.get_scores(list(index.vocab_dict)[:1]))
     except FileNotFoundError as error:
@@ -262,6 +268,11 @@ def _read_index(folder: Path, num_passages: int):
         raise FileNotFoundError(f"The index in {folder} is not complete: {missing} is missing. {remedy}") from error
     except (ValueError, TypeError, KeyError, IndexError, EOFError, AttributeError) as error:
         raise ValueError(f"The index in {folder} can not be read ({error}). {remedy}") from error
+    if version != TERMS_VERSION:
+        raise ValueError(
+            f"The index in {folder} is of version {version}, expected {TERMS_VERSION}: its words were cut in "
+            f"another way than those of a query, which would not find them. Build it from its documents. {remedy}"
+        )
     if num_indexed != num_passages:
         raise ValueError(
             f"The index in {folder} is of {num_indexed} passages, but {PASSAGES_FILE} holds {num_passages}. {remedy}"

@@ -5,14 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from ...words import find_pieces
+from .terms import tokenize
+
 PASSAGES_FILE = "passages.jsonl"
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+# A full stop of another script needs no space behind it. Thai, Lao, Khmer and Burmese have a space in its place.
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?])\s+|[。！？｡।॥؟۔።។៕။]+[”’」』）】》]*|"
+    r"(?<=[\u0e01-\u0edf\u1000-\u109f\u1780-\u17dd]) +(?=[\u0e01-\u0edf\u1000-\u109f\u1780-\u17dd])|\n+"
+)
 
 
 @dataclass(frozen=True)
@@ -93,16 +99,6 @@ class LocalBackend(Protocol):
         ...
 
 
-def tokenize(text: str) -> list[str]:
-    """The words and numbers of a text, without case or accents, in order: `"São Tomé, 1,001 km²"` has five."""
-    plain = unicodedata.normalize("NFKD", text.casefold())
-    return re.findall(r"\w+", _NOT_ASCII.sub(_without_accents, plain))
-
-
-def _without_accents(run: re.Match[str]) -> str:
-    return "".join(character for character in run[0] if not unicodedata.combining(character))
-
-
 def passages_digest(passages: Iterable[Document]) -> str:
     """A digest of passages in their order."""
     digest = hashlib.sha256()
@@ -119,25 +115,38 @@ def split_passages(text: str, max_words: int) -> list[str]:
         text (`str`):
             The text.
         max_words (`int`):
-            Most words of a passage. A longer sentence is cut at this many words.
+            Most words of a passage; in scripts without spaces, most characters. A longer sentence is cut at this many.
 
     Returns:
         `list[str]`:
-            The passages in order, none of them empty.
+            The passages in order, none of them empty, with their lines and indentation as they stand in the text.
     """
     passages: list[str] = []
-    current: list[str] = []
-    for sentence in re.split(r"(?<=[.!?。])\s+|\n+", text):
-        words = sentence.split()
-        while words:
-            if len(current) + min(len(words), max_words) > max_words:
-                passages.append(" ".join(current))
-                current = []
-            current.extend(words[:max_words])
-            words = words[max_words:]
-    if current:
-        passages.append(" ".join(current))
-    return passages
+    current: list[tuple[int, int]] = []  # places of the words
+    behind = 0  # the last passage
+    for words in _sentences(text):
+        for first in range(0, len(words), max_words):
+            chunk = words[first : first + max_words]
+            if current and len(current) + len(chunk) > max_words:
+                passages.append(_cut_out(text, behind, current))
+                behind, current = current[-1][1], []
+            current += chunk
+    return [*passages, _cut_out(text, behind, current)] if current else passages
+
+
+def _sentences(text: str) -> Iterator[list[tuple[int, int]]]:
+    """The places of the words of each sentence."""
+    start = 0
+    for end in [*(match.end() for match in _SENTENCE_END.finditer(text)), len(text)]:
+        yield [(start + piece.start(), start + piece.end()) for piece in find_pieces(text[start:end])]
+        start = end
+
+
+def _cut_out(text: str, behind: int, words: list[tuple[int, int]]) -> str:
+    start, end = words[0][0], words[-1][1]
+    line = text.rfind("\n", behind, start) + 1
+    is_indented = line >= behind and text[line:start].isspace()
+    return text[line if is_indented else start : end]
 
 
 def cut_documents(documents: Iterable[Document], passage_words: int) -> list[Document]:

@@ -21,7 +21,8 @@ import httpx
 
 from ..calls.texts import cut_text
 from ..search_backends.bm25 import BM25Search
-from ..search_backends.passages import Document, tokenize
+from ..search_backends.passages import Document
+from ..search_backends.terms import tokenize
 from .json_api import ApiLimits, SearchError, fetch_json, is_confidential
 from .page_text.decoding import clean
 from .page_text.extraction import PageText
@@ -216,14 +217,7 @@ def most_relevant(text: str, question: str, max_chars: int) -> str:
             left -= len(passage) + 7
     if not chosen:
         return cut_text(text, max_chars)
-    ordered = _in_order(chosen, text)
-    return "\n[...]\n".join([start, *ordered])
-
-
-def _in_order(passages: list[str], text: str) -> list[str]:
-    # A passage is the text with its white space made even: its place is found the same way.
-    even = " ".join(text.split())
-    return sorted(passages, key=even.find)
+    return "\n[...]\n".join([start, *sorted(chosen, key=text.find)])
 
 
 def _is_plain_address(url: str) -> bool:
