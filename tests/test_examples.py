@@ -13,10 +13,14 @@ from loopback_hub import LoopbackHub
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECIPES = sorted((REPOSITORY / "configs").glob("*.yaml"))
-LIKE_ANOTHER = {  # differ from one that is run fast in sizes alone
+LIKE_ANOTHER = {  # differ in sizes alone from one that is run fast, or share all their options with two that are
+    "appo_qwen2.5_3b_geo_lora_1x24gb",
+    "appo_qwen2.5_3b_reasoning_1xh100",
     "appo_qwen2.5_7b_reasoning_8xh100",
     "appo_qwen3_8b_deepsearch_8xh100",
     "appo_qwen3_14b_deepsearch_8xh100",
+    "appo_smollm2_cpu",
+    "arpo_qwen2.5_3b_reasoning_1xh100",
     "arpo_qwen3_8b_deepsearch_8xh100",
 }
 TINY = {
