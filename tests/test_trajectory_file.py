@@ -380,7 +380,7 @@ def test_a_write_that_fails_leaves_no_part_and_no_remains(tmp_path):
 
 KILLED = """
 import pickle, sys
-from trl_agentic.rollout.trajectory_file import TrajectoryWriter, copy_trajectories, read_trajectories
+from trl_agentic.rollout.trajectory_file import TrajectoryWriter
 writer = TrajectoryWriter(sys.argv[1])
 with open(sys.argv[2], "rb") as file:
     rows = pickle.load(file)

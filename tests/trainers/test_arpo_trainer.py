@@ -7,10 +7,12 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny import CALL, config, dataset, length_reward, scripted_engine, search, tiny_model_path, trainer
+from transformers import TrainerCallback
 from word_tokenizer import ids, word_tokenizer
 
 from trl_agentic import rewards
 from trl_agentic.rollout.engine import Script, ScriptedEngine
+from trl_agentic.rollout.trajectory_file import read_trajectories
 from trl_agentic.trainers import ARPOConfig, ARPOTrainer
 
 
@@ -356,7 +358,16 @@ def test_a_row_that_is_left_out_of_the_loss_has_no_advantages_in_the_file(tmp_pa
 
 def test_a_resumed_run_does_its_steps_again_and_keeps_each_once(tmp_path):
     options = {"initial_rollouts": 2, "save_strategy": "steps", "save_steps": 1, "max_steps": 3}
-    trainer(tmp_path, **options).train()
+    first, at_saves = trainer(tmp_path, **options), []
+
+    class Look(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            at_saves.append(((tmp_path / "trajectories.parquet").exists(), read_trajectories(tmp_path).num_rows))
+
+    first.add_callback(Look())
+    first.train()
+    assert at_saves == [(False, 8), (False, 16), (False, 24)]  # a save merges nothing, and misses nothing
+    assert not (tmp_path / "_trajectories").exists()
     resumed = trainer(tmp_path, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     steps = pq.read_table(tmp_path / "trajectories.parquet", columns=["step"])["step"].to_pylist()

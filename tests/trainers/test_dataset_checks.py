@@ -72,7 +72,7 @@ def test_the_columns_that_any_callable_asks_for_are_looked_for(tmp_path, reward,
 
 
 @pytest.mark.parametrize(
-    "reward", [Judge().only_gold, functools.partial(Judge().only_gold), lambda completions: [0.0]]
+    "reward", [Judge().only_gold, functools.partial(Judge().only_gold), lambda completions: [], lambda: []]
 )
 def test_a_reward_function_without_kwargs_is_refused_since_it_gets_every_column(tmp_path, reward):
     with pytest.raises(ValueError, match=r"takes no `\*\*kwargs`, but gets every column.*Add `\*\*kwargs`"):

@@ -237,7 +237,8 @@ def rollout_metrics(trees: Sequence[BranchTree], firsts: Sequence[int] | None = 
         "entropy": [point.entropy for point in points],
         "entropy_change": [point.change for point in points],
     }.items():
-        metrics[f"branch/{name}{sums}"] = mean_or_zero(values)
+        if values:
+            metrics[f"branch/{name}{sums}"] = statistics.fmean(values)
     calls = [result for trajectory in trajectories for result in trajectory.results]
     failed = mean_or_zero([float(result.status is not CallStatus.OK) for result in calls])
     metrics |= {"tools/call_frequency": len(calls) / count, "tools/failure_frequency": failed}  # TRL's names

@@ -79,17 +79,16 @@ def _parts(name: str, dataset: Any) -> Iterator[tuple[str, Dataset | IterableDat
 
 
 def _parameters(function: Callable) -> list[inspect.Parameter]:
-    """The parameters of any callable; none where Python does not know them."""
+    """The parameters of any callable; where Python does not know them, all that there are by name."""
     try:
         return list(inspect.signature(function).parameters.values())
     except ValueError:  # some callables that are written in C
-        return []
+        return [inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)]
 
 
 def _check_signature(function: Callable) -> None:
     """The trainer passes everything by name, and more than any function names."""
-    parameters = _parameters(function)
-    if parameters and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(function)):
         raise ValueError(
             f"The reward function `{get_callable_name(function)}` takes no `**kwargs`, but gets every column of the "
             "dataset, `trainer_state` and more by name, as in TRL. Add `**kwargs` to its parameters."
