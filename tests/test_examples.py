@@ -107,7 +107,8 @@ def check_trajectories(folder: Path, ended: subprocess.CompletedProcess, path: P
 def check_output(folder: Path, ended: subprocess.CompletedProcess, path: Path) -> None:
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
     check_trajectories(folder, ended, path)
-    assert (folder / "model.safetensors").is_file() and (folder / "curves.png").stat().st_size > 10_000
+    weights = "adapter_model" if "lora" in path.stem else "model"
+    assert (folder / f"{weights}.safetensors").is_file() and (folder / "curves.png").stat().st_size > 10_000
     history = json.loads((folder / "log_history.json").read_text())
     assert [entry["step"] for entry in history if "loss" in entry] == [1, 2]
     table = (folder / "before_after.md").read_text()

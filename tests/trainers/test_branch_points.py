@@ -283,6 +283,14 @@ def test_a_longer_or_earlier_tool_result_changes_no_score_and_no_token():
 tokens = st.tuples(st.floats(0, 4, width=32), st.floats(-0.5, 0.5, width=32), st.booleans())
 
 
+def test_a_tie_between_rows_does_not_go_by_the_length_of_a_tool_result():
+    flat = (0.0, 0.0, False)
+    rows = [[], [], [flat] * 5, [flat]]
+    plain = by_rank(rows, [[], [], [0] * 5, [0]])
+    assert {(row, token) for row, token, _ in plain[1]} == {(0, 0), (0, 1), (0, 2), (1, 0)}
+    assert by_rank(rows, [[], [], [0] * 5, [3]]) == plain
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.lists(st.lists(tokens, min_size=0, max_size=7), min_size=4, max_size=4),

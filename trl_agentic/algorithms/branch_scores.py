@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 
 Combination = Literal["product", "sum", "entropy"]
-Ranking = list[tuple[float, int, int]]  # (value, position, row), best first
+Ranking = list[tuple[float, int, int, int]]  # value, place among the sampled tokens, row, position; best first
 
 _FLAT = 1e-6  # a smaller standard deviation is rounding
 _NEGLIGIBLE = 2.0**-64  # a discount that no longer shows in a sum of float64
@@ -151,6 +151,7 @@ def select_branch_points(
     num_points: int,
     entropies: torch.Tensor | None = None,
     eligible: torch.Tensor | None = None,
+    sampled_mask: torch.Tensor | None = None,
 ) -> list[list[int]]:
     """
     Choose the branch points of one prompt's rollouts: `num_points` for each, as long as there are enough.
@@ -172,6 +173,9 @@ def select_branch_points(
         eligible (`torch.Tensor`, *optional*):
             Where a branch may start at all, of shape `(B, T)`: on the sampled mask and not blank. Goes with
             `entropies`.
+        sampled_mask (`torch.Tensor`, *optional*):
+            Which tokens were sampled, of shape `(B, T)`. Where it is given, they alone count in which position is the
+            earlier one, so that the length of a tool result decides no tie.
 
     Returns:
         `list[list[int]]`:
@@ -185,17 +189,20 @@ def select_branch_points(
     if num_points < 0:
         raise ValueError(f"`num_points` is a count, got {num_points}: pass 0 for no branches.")
     budget = num_points * len(scores)
-    ranked = _rank(scores, candidates.bool(), budget)
-    chosen = [[position for _, position, _ in ranking[:num_points]] for ranking in ranked]
+    counted = torch.ones_like(candidates) if sampled_mask is None else sampled_mask
+    _check_shapes(scores=scores, sampled_mask=counted)
+    places = counted.long().cumsum(dim=1)  # (B, T)
+    ranked = _rank(scores, candidates.bool(), places, budget)
+    chosen = [[position for *_, position in ranking[:num_points]] for ranking in ranked]
     reserve = _best_first(entry for ranking in ranked for entry in ranking[num_points:])
     if entropies is not None and eligible is not None:
         _check_shapes(scores=scores, entropies=entropies, eligible=eligible)
-        others = _rank(entropies, eligible.bool() & ~candidates.bool(), budget)
+        others = _rank(entropies, eligible.bool() & ~candidates.bool(), places, budget)
         reserve += _best_first(entry for ranking in others for entry in ranking)
     elif entropies is not None or eligible is not None:
         raise ValueError("Pass both `entropies` and `eligible`, or neither: one says nothing without the other.")
     slack = budget - sum(map(len, chosen))
-    for _, position, row in reserve[:slack]:
+    for _, _, row, position in reserve[:slack]:
         chosen[row].append(position)
     return chosen
 
@@ -251,18 +258,19 @@ def _scatter(compact: torch.Tensor, sampled_mask: torch.Tensor, off_mask: float)
     return values
 
 
-def _rank(values: torch.Tensor, allowed: torch.Tensor, limit: int) -> list[Ranking]:
+def _rank(values: torch.Tensor, allowed: torch.Tensor, places: torch.Tensor, limit: int) -> list[Ranking]:
     rankings = []
     for row, usable in enumerate(allowed & ~values.isnan()):
         positions = usable.nonzero().squeeze(1)
         best, order = values[row, positions].sort(descending=True, stable=True)
-        entries = zip(best[:limit].tolist(), positions[order[:limit]].tolist(), strict=True)
-        rankings.append([(value, position, row) for value, position in entries])
+        first = positions[order[:limit]]
+        entries = zip(best[:limit].tolist(), places[row, first].tolist(), first.tolist(), strict=True)
+        rankings.append([(value, place, row, position) for value, place, position in entries])
     return rankings
 
 
-def _best_first(entries: Iterable[tuple[float, int, int]]) -> Ranking:
-    return sorted(entries, key=lambda entry: (-entry[0], entry[1], entry[2]))
+def _best_first(entries: Iterable[tuple[float, int, int, int]]) -> Ranking:
+    return sorted(entries, key=lambda entry: (-entry[0], *entry[1:]))
 
 
 def _check_shapes(**tensors: torch.Tensor) -> None:

@@ -127,6 +127,7 @@ def points_of_rollouts(
             args.branches_per_rollout,
             entropies=view.entropies[group],
             eligible=free[group],
+            sampled_mask=view.sampled_mask[group],
         )
         chosen.append(_points(places[group], positions, scores[group]))
     return chosen
@@ -170,7 +171,9 @@ def points_of_branches(tree: BranchTree, first: int, blank: torch.Tensor, num_po
         free[row, _starts(tree, first, place)] = False
         fork = tree.trajectories[place].fork
         free[row, fork : fork + 1] = False
-    chosen = select_branch_points(scores, candidates & free, num_points, entropies=entropies, eligible=free)
+    chosen = select_branch_points(
+        scores, candidates & free, num_points, entropies=entropies, eligible=free, sampled_mask=own
+    )
     return _points(places, chosen, scores)
 
 
