@@ -169,6 +169,30 @@ def test_hidden_text_notices_and_navigation_stay_out(markup):
     assert beside_an_article(markup) == []
 
 
+@pytest.mark.parametrize(
+    ("container", "stays"),
+    [
+        ("article class='post hentry tag-python category-share'", True),
+        ("div class='comments-open has-sidebar tag-share'", True),
+        ("div class=elementor-widget-container", True),
+        ("div class=metabolism", True),
+        ("main class=content-with-comments", True),
+        ("div class='share-buttons social-links'", False),
+        ("div id=comments class=commentList", False),
+        ("div class='widget widget_recent_entries'", False),
+        ("div class='author-box postMeta'", False),
+        ("div class='newsletter_signup sign-up'", False),
+    ],
+)
+def test_a_block_is_a_notice_by_whole_words_of_its_name(container, stays):
+    assert beside_an_article(f"<{container}><div>Answer.</div></{container.split()[0]}>") == ["Answer."] * stays
+
+
+def test_what_holds_most_of_a_page_is_no_notice():
+    text = text_of(f"<div class='widget comments'>{ARTICLE}<div>Plain answer.</div></div><div>x</div>")
+    assert "Plain answer." in text
+
+
 def test_a_page_that_hides_itself_until_its_scripts_run_is_read():
     assert text_of(f"<div style='visibility: hidden'>{ARTICLE}</div><div>Loading</div>").startswith(SENTENCES[0])
     assert text_of("<p>Shown, and longer.</p><div hidden>secret</div>") == "Shown, and longer."

@@ -19,11 +19,15 @@ _CONTAINERS = frozenset("article body center details div figcaption main section
 _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6", "summary", "dt")
 _HIDDEN = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)\b", re.IGNORECASE)
 _MOST_HIDDEN = 0.75  # of the characters
-_NOTICE = re.compile(
-    r"cookie|consent|gdpr|newsletter|subscri|sign-?up|login|advert|promo|sponsor|\bshar|social|breadcrumb|menu|widget|"
-    r"footer|copyright|popup|related|recommend|teaser|comment|author|\bmeta|\btags?\b|\bdialog|navigation|contentinfo",
-    re.IGNORECASE,
+_NOTICES = frozenset(
+    "advert advertisement breadcrumb breadcrumbs comment comments consent contentinfo cookie cookies copyright dialog "
+    "footer gdpr login menu meta navigation newsletter popup promo promotion recommended related share sharing signup "
+    "sponsor sponsored subscribe subscription tags teaser widget".split()
 )
+_PARTS_OF_NOTICES = frozenset("bar box bio buttons card icons info links list media share".split())
+# Names that blog systems give to whole articles, and page builders to any block
+_NO_NOTICE = re.compile(r"(?:tag|category|has|is|no|elementor|wp-block)[-_]|.*[-_](?:open|closed|enabled)$", re.I)
+_NAME_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _WORD = re.compile(r"\w")
 
 
@@ -77,9 +81,10 @@ def mark_paragraphs(tree: HtmlElement) -> None:
         parent = element.getparent()
         if parent is not None and (element.tag not in _INLINE or element in holding):
             holding.add(parent)
+    sizes = _sizes(elements)
     notices: set[HtmlElement] = set()
     for element in elements:
-        if element.getparent() in notices or _is_notice(element):
+        if element.getparent() in notices or (_is_notice(element) and sizes[element] <= sizes[tree] / 2):
             notices.add(element)
         elif element.tag in _CONTAINERS or (element in holding and element.tag in _INLINE - _UNREAD):
             if element in holding or element.tag == "body":
@@ -100,11 +105,31 @@ def _rename(tree: HtmlElement) -> None:
     for element in tree.xpath("//*[contains(@class, 'caption') or contains(@id, 'caption')]"):
         for name in ("class", "id"):  # by which trafilatura leaves out captions
             element.set(name, element.get(name, "").replace("caption", ""))
+    for element in tree.xpath("//*[@class]"):  # where trafilatura would see notices
+        element.set("class", " ".join(name for name in element.get("class").split() if not _NO_NOTICE.match(name)))
+
+
+def _sizes(elements: list[HtmlElement]) -> dict[HtmlElement, int]:
+    """Characters of text in each element, those of its descendants included."""
+    sizes: dict[HtmlElement, int] = {}
+    for element in reversed(elements):
+        within = sum(sizes[child] + len((child.tail or "").strip()) for child in element)
+        sizes[element] = len((element.text or "").strip()) + within
+    return sizes
 
 
 def _is_notice(element: HtmlElement) -> bool:
-    names = " ".join(element.get(name, "") for name in ("class", "id", "role"))
-    return element.tag not in ("html", "body") and _NOTICE.search(names) is not None
+    names = " ".join(element.get(name, "") for name in ("class", "id", "role")).split()
+    return element.tag not in ("html", "body", "article", "main") and any(map(_names_notice, names))
+
+
+def _names_notice(name: str) -> bool:
+    if _NO_NOTICE.match(name):
+        return False
+    words = [word.lower() for word in _NAME_WORD.findall(name)]
+    is_part = bool(words) and (len(words) == 1 or not _PARTS_OF_NOTICES.isdisjoint(words))
+    ambiguous = is_part and not {"author", "social"}.isdisjoint(words)
+    return ambiguous or not _NOTICES.isdisjoint([*words, "".join(words)])
 
 
 def _wrap_runs(container: HtmlElement, holding: set[HtmlElement]) -> None:
