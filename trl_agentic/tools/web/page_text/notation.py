@@ -11,7 +11,10 @@ _BRACKETED = re.compile(r"[\[(【].+[\])】]", re.DOTALL)
 _MARK = re.compile(r"\[?\d{1,3}\]?|[*†‡§]+")
 _TEXT_END = re.compile(r"""[\w.,;:!?)"'”’»]$""")
 _NUMBERS = re.compile(r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3})*")
-_WORD_END = re.compile(r"""[^\W\d_]{4,}$|[.,;:!?"'”’»]$""")  # units and variables are shorter
+_WORD_END = re.compile(r"""[^\W\d_]{4,}$|[.,;:!?"'”’»]$""")  # most units and variables are shorter
+_POWERED = re.compile(
+    r"\b(?:(?:kilo|centi|milli)?met(?:er|re)s?|inch(?:es)?|foot|feet|miles?|yards?|(?:sin|cos|tan)h)$", re.IGNORECASE
+)
 _SUFFIXES = frozenset("st nd rd th er re ère ème me lle".split())  # of ordinals, and of abbreviations such as Mme
 _ONE_TOKEN = re.compile(r"[+\-−–]?\w+[+\-−–]?|[+\-−–]")
 _SYMBOL = re.compile(r"[A-Z][a-z]?$|[)\]]$")  # of a chemical element, or the end of a group
@@ -29,6 +32,8 @@ def write_formulas(tree: HtmlElement) -> None:
         tree (`lxml.html.HtmlElement`):
             The page, changed in place.
     """
+    for element in tree.xpath("//*[contains(name(), ':')]"):
+        element.tag = element.tag.rpartition(":")[2]
     for picture in tree.find_class("katex-html"):
         picture.clear(keep_tail=True)
     for formula in [each for each in tree.iter("math") if next(each.iterancestors("math"), None) is None]:
@@ -78,7 +83,7 @@ def _raised(script: HtmlElement, text: str) -> str:
     touching = _text_before(script)
     before = touching.rstrip()
     is_isotope = not touching[-1:].strip() and (script.tail or "")[:1].isalpha()  # <sup>14</sup>C
-    is_mark = not is_isotope and (not before or _WORD_END.search(before))
+    is_mark = not is_isotope and not _POWERED.search(before) and (not before or _WORD_END.search(before))
     return f"[{text}]" if is_mark and _NUMBERS.fullmatch(text) else f"^{_one_token(text)}"
 
 
@@ -134,7 +139,14 @@ def _spell(formula: HtmlElement) -> None:
         _become_text(note, "")
     for root in formula.iter("msqrt"):
         _enclose(root, "√(")
+    for root in formula.iter("mroot"):
+        if len(root) == 2:
+            root.text, root[0].tail, root[1].tail = "root(", ")", ", "
+            root.insert(0, root[1])
     for fraction in formula.iter("mfrac"):
+        number = fraction.getprevious()
+        if number is not None and number.tag == "mn":  # 2 1/2 is no 21/2
+            number.tail = " "
         for side in fraction:
             if len(side) > 1:
                 _enclose(side, "(")
@@ -143,6 +155,8 @@ def _spell(formula: HtmlElement) -> None:
     for end, sign in (("mtd", " "), ("mtr", "; "), ("mspace", " ")):
         for part in formula.iter(end):
             part.tail = sign
+    for part in formula.xpath(".//mmultiscripts/*"):
+        part.tail = " "
     scripts = [(part, _MATH_SCRIPTS[part.tag]) for part in formula.iter(*_MATH_SCRIPTS)]
     for part in formula.iter():
         part.tag = "span"
