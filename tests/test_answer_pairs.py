@@ -39,6 +39,12 @@ def test_exact_match_and_f1_of_the_table_need_no_math_verify(monkeypatch):
     assert wrong == []
 
 
+def test_every_accepted_answer_of_the_table_equals_itself():
+    accepted = {answer for pair in PAIRS for answer in pair["accepted answer"].split(" || ")}
+    for answer in accepted:
+        assert answer_exact_match(answer, answer) == answer_f1(answer, answer) == 1, answer
+
+
 def test_the_table_has_no_row_twice_and_each_kind_has_right_and_wrong_predictions():
     assert len(PAIRS) >= 400
     assert len({(pair["accepted answer"], pair["prediction"]) for pair in PAIRS}) == len(PAIRS)

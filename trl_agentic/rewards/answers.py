@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .answer_tokens import answer_tokens, comparable_tokens
-from .choices import read_choice, same_choice
+from .choices import labelled_values, read_choice, same_choice
 from .completion import Completion, own_text
 from .math_equality import looks_mathematical, math_equal, same_notation
 from .quantities import read_quantity, same_quantity
@@ -160,6 +160,12 @@ def _best(
 def _compared(
     prediction: str, answer: str, formulas: Callable[[str, str], bool], words: Callable[[str, str], float]
 ) -> float:
+    if sides := labelled_values(prediction, answer):
+        ours, theirs = sides
+        return float(
+            ours.keys() == theirs.keys()
+            and all(_compared(ours[label], theirs[label], formulas, words) == 1 for label in theirs)
+        )
     equal = same_choice(prediction, answer)
     if equal is None:
         _, answer = read_choice(answer)

@@ -14,7 +14,7 @@ _SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+|[⁺⁻]?[ⁿ
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _VULGAR = re.compile(r"(\w?)([¼½¾⅐-⅞])")
 _CIRCLED = re.compile("[①-⑳](?=[①-⑳])")
-_GROUP_MARK = re.compile(r"(?<=\d)(?:\{[,\s]\}|\{\\,\}|,\\!|\\[,; ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
+_GROUP_MARK = re.compile(r"(?<=\d)(?:\{[,\s]\}|\{\\,\}|,?\\!\s?|\\[,; ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _REPEATING = re.compile(r"(?<!\d)(\d{0,99})\.(\d{0,99})\\(?:overline|bar|dot)\s*\{?(\d{1,99})\}?")
 _DEGREE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![a-z])|\\circ(?![A-Za-z])(?=\s*$)")
 
