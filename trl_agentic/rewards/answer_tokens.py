@@ -20,7 +20,8 @@ _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     (re.compile(r"(?<=\d0)'(?=s\b)"), ""),  # 1990's
     (re.compile(r"(?<=\s)&(?=\s)"), "and"),
     (re.compile(r"(?<=[^\W\d_])\++(?!\w)"), lambda found: " plus" * len(found[0])),  # C++ is not C
-    (re.compile(r"(?<=[^\W\d_])#(?!\w)"), " sharp"),
+    (re.compile(r"(?<=[^\W\d_])[#♯](?!\w)"), " sharp"),
+    (re.compile(r"(?<=[^\W\d_])♭(?!\w)"), " flat"),
 ]
 
 

@@ -15,6 +15,7 @@ from .math_equality import looks_mathematical, math_equal, same_notation
 from .quantities import read_quantity, same_quantity
 
 _VERDICTS = (["yes"], ["no"], ["noanswer"])
+_WORD = re.compile(r"[^\W\d_]{3}|\d")
 _BRACE = re.compile(r"(?<!\\)\\+boxed\{|\\.|[{}]", re.DOTALL)
 
 
@@ -172,8 +173,8 @@ def _compared(
         equal = same_quantity(prediction, answer)
     if equal is not None:
         return float(equal)
-    letter = len(answer.strip()) == 1  # an unknown where the prediction is a formula: -x is not x
-    if not looks_mathematical(answer) and not (letter and looks_mathematical(prediction)):
+    letters = not _WORD.search(answer)  # unknowns where the prediction is a formula: -x is not x
+    if not looks_mathematical(answer) and not (letters and looks_mathematical(prediction)):
         return words(prediction, answer)
     if read_quantity(answer) is None or looks_mathematical(prediction):
         return float(formulas(prediction, answer))

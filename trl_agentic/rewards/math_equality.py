@@ -15,6 +15,12 @@ _NO_FORMULA = re.compile(r"\d+(?:[-:]\d+)+|\d+(?:/\d+){2,}|\d+(?:\.\d+){2,}|\d+'
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}|[^\W\d_A-Za-zΑ-Ωα-ω]")  # one character may be a word in other scripts
 _OPERATION = re.compile(r"\d|[\w)}\]!]\s*[\^=<>≤≥≠+*]\s*[-\w({\[]|^-\s*[^\W\d_]$|[∞π√∛∅±]|infinity")
+# Formulas of letters alone: one or two letters a name, as in ab; N/A is a name, and so are co-op and to/do
+_LETTERS = re.compile(r"(?!N/A$)(?:(?![^\W\d_]{3}|\d).)+", re.DOTALL)
+_LETTER_OPERATION = re.compile(
+    r"[∩∪∧∨¬∈∉⊂⊆⊃⊇∖→⇒⇔∘⊕⊗^_]|\|.+\||[(\[{]\s*\w\s*,\s*\w.*[)\]}]|\w'|(?<!\w)\w!$|^-\s*\w{1,2}(?!\w)"
+    r"|(?<!\w)\w\s*[-/]\s*\w{1,2}(?!\w)|\w\s*[-/]\s*\w(?!\w)|[)\]|]\s*[-/]\s*[\w(\[|]|\w\s*[-/]\s*[(\[|]"
+)
 _CALL = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(sorted(FUNCTIONS))})\s*(?:\(|[a-z]\b)")
 _INNER_SPACE = re.compile(r"\s+(?!\w)|(?<!\w)\s+")
 _DELIMITERS = re.compile(r"^(?:\\[(\[]|\$+)|(?:\\[)\]]|\$+)$|[.,;]$")
@@ -51,6 +57,8 @@ def looks_mathematical(text: str) -> bool:
     if read_quantity(text) is not None:
         return True
     if _COMMAND.search(plain):
+        return True
+    if _LETTERS.fullmatch(plain) and _LETTER_OPERATION.search(plain):
         return True
     if any(word.lower() not in FUNCTIONS for word in _WORD.findall(plain)):
         return False
@@ -137,6 +145,8 @@ def _formulas_equal(left: str, right: str) -> bool:
     (left, left_units), (right, right_units) = _without_unit(left), _without_unit(right)
     if left_units and right_units and left_units != right_units:
         return False
+    if left.count("'") != right.count("'"):
+        return False  # math-verify drops primes
     if len({len(_COMMA.split(side)) for side in (left, right) if not _BRACKETS.search(side)}) > 1:
         return False  # math-verify would take the list 1, 1, 2 for the set of 1 and 2
     return any(symbolically_equal(as_latex(right, degree), as_latex(left, degree)) for degree in degrees)

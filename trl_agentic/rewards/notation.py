@@ -7,7 +7,7 @@ import unicodedata
 
 _SIGNS = str.maketrans(
     dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-")
-    | {"º": "°", "’": "'"}
+    | {"º": "°", "’": "'", "′": "'", "″": '"'}
     | {letter: rf"\mathbb{{{unicodedata.normalize('NFKC', letter)}}}" for letter in "ℂℕℚℝℤ"}
 )
 _SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+|[⁺⁻]?[ⁿⁱ]")
@@ -16,6 +16,7 @@ _VULGAR = re.compile(r"(\w?)([¼½¾⅐-⅞])")
 _CIRCLED = re.compile("[①-⑳](?=[①-⑳])")
 _GROUP_MARK = re.compile(r"(?<=\d)(?:\{[,\s]\}|\{\\,\}|,?\\!\s?|\\[,; ]|[~\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 _REPEATING = re.compile(r"(?<!\d)(\d{0,99})\.(\d{0,99})\\(?:overline|bar|dot)\s*\{?(\d{1,99})\}?")
+_PRIME = re.compile(r"\^\s*\{?\s*\\prime\s*\}?")
 _DEGREE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![a-z])|\\circ(?![A-Za-z])(?=\s*$)")
 
 WRAPPERS = "text|textbf|textit|textrm|textup|textsf|emph|mathrm|mathbf|mathit|mathsf|operatorname|mbox|bm|boldsymbol"
@@ -45,7 +46,7 @@ def unify(text: str) -> str:
     text = _SUPERSCRIPT.sub(lambda found: f"^{{{unicodedata.normalize('NFKC', found[0])}}}", text)
     text = _SUBSCRIPT.sub(lambda found: f"_{{{unicodedata.normalize('NFKC', found[0])}}}", text)
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS).replace("\u2044", "/")
-    return _DEGREE.sub("°", _REPEATING.sub(_as_fraction, text))
+    return _DEGREE.sub("°", _PRIME.sub("'", _REPEATING.sub(_as_fraction, text)))
 
 
 def _as_fraction(found: re.Match[str]) -> str:

@@ -40,6 +40,7 @@ _SYMBOLS = {
     "∪": r"\cup ",
     "∩": r"\cap ",
     "∈": r"\in ",
+    "∉": r"\notin ",
     "∅": r"\emptyset ",
     r"\cfrac": r"\frac",
     r"\tfrac": r"\frac",
