@@ -13,11 +13,15 @@ from .quantities import NUMBER, read_number
 _ARTICLES = frozenset(("a", "an", "the"))
 _NUMBER_IN_TEXT = re.compile(rf"(?<![\w%])(?<!\d[.,/:-]){NUMBER}(?!\w|[.,/:-]\d)")
 _TOKEN_NUMBER = re.compile(r"-?\d+(?:/\d+)?")
+_SEPARATOR_OR_LETTER = re.compile(r"(?<=\d)[./:-](?=\d)|(.)")
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"(?<=[^\W\d_])[_^]\{(\d+)\}"), r"\1"),  # H₂O is H2O, and km² is km2
     (re.compile(r"-\s?([$€£¥₹])(?=\d)"), r"\1-"),
     (re.compile(r"(?<=\d0)'(?=s\b)"), ""),  # 1990's
+    (re.compile(r"(?<=\d),(?=\d{3}(?!\d))"), ""),
+    (re.compile(r"(?<=\d)\s+to\s+(?=\d)"), "-"),  # 3 to 2 is not 2 to 3
+    (re.compile(r"(?<=\d)\s*:\s*(?=\d)"), ":"),
     (re.compile(r"(?<=\s)&(?=\s)"), "and"),
     (re.compile(r"(?<=[^\W\d_])\++(?!\w)"), lambda found: " plus" * len(found[0])),  # C++ is not C
     (re.compile(r"(?<=[^\W\d_])[#♯](?!\w)"), " sharp"),
@@ -51,8 +55,8 @@ def answer_tokens(text: str) -> list[str]:
         if _TOKEN_NUMBER.fullmatch(word):
             tokens.append(word)
             continue
-        word = re.sub(r"(?<=\d)[^\w\s](?=\d)", " ", word)  # 12:30 is not 1230
-        tokens += "".join(letter for letter in word if not _is_silent(letter)).split()
+        word = re.sub(r"(?<=\d)[^\w\s./:-](?=\d)", " ", word)  # 1,2 is a list, 12:30 one time
+        tokens += _SEPARATOR_OR_LETTER.sub(_spoken, word).split()
     return tokens
 
 
@@ -78,6 +82,10 @@ def comparable_tokens(prediction: str, answer: str) -> tuple[list[str], list[str
 def _canonical(number: str) -> str:
     value = read_number(number)
     return number if value is None else str(value)
+
+
+def _spoken(found: re.Match[str]) -> str:
+    return "" if found[1] and _is_silent(found[1]) else found[0]
 
 
 def _is_silent(letter: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from .compounds import compounds_equal, joined_parts, joins_words
 from .math_process import symbolically_equal
 from .notation import WRAPPERS, plain_latex, unify
 from .quantities import LONGEST, NUMBER, read_number, read_quantity, same_quantity
@@ -25,7 +26,13 @@ _CALL = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(sorted(FUNCTIONS))})\s*(?:\(|[a-
 _INNER_SPACE = re.compile(r"\s+(?!\w)|(?<!\w)\s+")
 _DELIMITERS = re.compile(r"^(?:\\[(\[]|\$+)|(?:\\[)\]]|\$+)$|[.,;]$")
 _EQUALS = re.compile(r"≈|\\approx(?![a-z])")
-_NAMED = re.compile(r"([A-Za-z]\w*|\\[A-Za-z]+)\s*=\s*([^=<>]+)")
+_NAME = r"\\?[A-Za-z]\w*(?:_\{\w+\})?(?:\^\{?-1\}?)?'*(?:\(\w+\))?"
+_NAMED = re.compile(
+    rf"({_NAME}|\\[A-Za-z]+(?:\s+[A-Za-z]+|\{{[A-Za-z ]+\}})|\\frac\{{d\w*\}}\{{d\w+\}})\s*=\s*([^=<>]+)"
+)
+_EQUAL_SIGN = re.compile(r"(?<![<>!=:])=(?!=)")
+_SET = re.compile(r"\\?\{(?:(?!\\mid)[^()\[\]|:])*\\?\}")
+_TUPLE = re.compile(r"[(\[].*,.*[)\]]", re.DOTALL)
 _RELATION = re.compile(r"[=<>≤≥≠∈]|\\(?:leq?|geq?|leqslant|geqslant|neq?|in|equiv)(?![A-Za-z])")
 _NUMBER = re.compile(NUMBER)
 _UNIT_START = re.compile(rf"(?:\\[,;: ]|\s|~|(?<=[\d)}}]))(?=\\(?:{WRAPPERS})\s*\{{|[A-Za-zµ°]{{2}})")
@@ -58,6 +65,8 @@ def looks_mathematical(text: str) -> bool:
         return True
     if _COMMAND.search(plain):
         return True
+    if joins_words(plain):
+        return all(map(looks_mathematical, joined_parts(plain)))
     if _LETTERS.fullmatch(plain) and _LETTER_OPERATION.search(plain):
         return True
     if any(word.lower() not in FUNCTIONS for word in _WORD.findall(plain)):
@@ -92,9 +101,8 @@ def math_equal(prediction: str, answer: str) -> bool:
         return False
     if _one_notation(prediction) == _one_notation(answer):
         return True
-    left, right = _without_the_same_name(prediction, answer)
-    equal = same_quantity(left, right)
-    return _formulas_equal(left, right) if equal is None else equal
+    equal = compounds_equal(prediction, answer, math_equal)
+    return _parts_equal(prediction, answer) if equal is None else equal
 
 
 def same_notation(prediction: str, answer: str) -> bool:
@@ -119,7 +127,7 @@ def same_notation(prediction: str, answer: str) -> bool:
 
 def _one_notation(text: str) -> str:
     plain = plain_latex(as_latex(_DELIMITERS.sub("", text.strip()), "°"))
-    return _INNER_SPACE.sub("", _NUMBER.sub(_as_value, plain))
+    return _INNER_SPACE.sub("", _NUMBER.sub(_as_value, " ".join(plain.split())))
 
 
 def _as_value(found: re.Match[str]) -> str:
@@ -140,10 +148,23 @@ def _without_the_same_name(left: str, right: str) -> tuple[str, str]:
     return left, right
 
 
+def _parts_equal(left: str, right: str) -> bool:
+    left, right = _without_the_same_name(left, right)
+    equal = same_quantity(left, right)
+    if equal is not None:
+        return equal
+    ours, theirs = _EQUAL_SIGN.split(left), _EQUAL_SIGN.split(right)
+    if (len(ours) > 1) != (len(theirs) > 1):  # 2 + 3 = 5 is 5, x + y = 2 is not 2
+        return all(math_equal(one, other) for one in ours for other in theirs)
+    return _formulas_equal(left, right)
+
+
 def _formulas_equal(left: str, right: str) -> bool:
     degrees = _DEGREES if "°" in left + right else _DEGREES[-1:]
     (left, left_units), (right, right_units) = _without_unit(left), _without_unit(right)
     if left_units and right_units and left_units != right_units:
+        return False
+    if any(_SET.fullmatch(one) and _TUPLE.fullmatch(other) for one, other in ((left, right), (right, left))):
         return False
     if left.count("'") != right.count("'"):
         return False  # math-verify drops primes

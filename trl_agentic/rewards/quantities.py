@@ -37,6 +37,7 @@ _VALUE = re.compile(
 )
 _SYMBOL = r"(?:US|A|C)?\$|[€£¥₹₽₩]|(?:USD|EUR|GBP|JPY|CNY|INR|CHF)\b|Rs\.?"
 _CURRENCY = re.compile(rf"(?P<before>[-+]?)\s*(?P<symbol>{_SYMBOL})\s*(?P<amount>[-+]?\s*\.?\d.*)", re.DOTALL)
+_QUOTED = re.compile(r"^([\"'])(.*)\1$", re.DOTALL)
 _SHORT_SCALES = {"k": "thousand", "m": "million", "mn": "million", "b": "billion", "bn": "billion"}
 _SHORT_SCALE = re.compile(r"(?<=\d)\s*(k|mn?|bn?)$", re.IGNORECASE)
 
@@ -147,7 +148,7 @@ def _close(left: Fraction, right: Fraction, rounded: bool) -> bool:
 def _trimmed(text: str) -> str:
     if len(text) > LONGEST:
         return ""
-    plain = plain_latex(text).strip(" \t\n\"'“”*").lstrip("≈=~ ").rstrip(".,;: ")
+    plain = _QUOTED.sub(r"\2", plain_latex(text).strip(" \t\n“”*")).lstrip("≈=~ ").rstrip(".,;: ")
     return re.sub(r"^(?:minus|negative)\s+", "-", plain, flags=re.IGNORECASE)
 
 

@@ -63,6 +63,8 @@ _DEFINITIONS = {
     "bit": "1 bit",
     "dB decibel": "1 dB",
     "° deg degree": "1 °",
+    "arcmin arcminute": "1/60 °",
+    "arcsec arcsecond": "1/3600 °",
     "rad radian": "1 rad",
     "°C celsius": "1 °C",
     "°F fahrenheit": "1 °F",
@@ -110,7 +112,12 @@ _PREFIXES = {
     "T": "1e12",
     "tera": "1e12",
 }
-_AMBIGUOUS = {re.compile("pounds?", re.IGNORECASE): ("lb", "GBP"), re.compile("[¥￥]"): ("JPY", "CNY")}
+_AMBIGUOUS = {
+    re.compile("pounds?", re.IGNORECASE): ("lb", "GBP"),
+    re.compile("[¥￥]"): ("JPY", "CNY"),
+    re.compile("^'$"): ("ft", "arcmin"),
+    re.compile('^"$'): ("in", "arcsec"),
+}
 _PHRASES = [
     (re.compile(r"(?:square|sq\.?)\s+([^\s/]+)", re.IGNORECASE), r"\1^2"),
     (re.compile(r"(?:cubic|cu\.?)\s+([^\s/]+)", re.IGNORECASE), r"\1^3"),
