@@ -141,7 +141,8 @@ def same_quantity(left: str, right: str) -> bool | None:
 
 
 def _close(left: Fraction, right: Fraction, rounded: bool) -> bool:
-    tolerance = min(Fraction(1), abs(right)) / 10**6 if rounded else 0
+    # Half a unit of the sixth place, or below 0.1 as much of a number as 0.1 may differ by.
+    tolerance = min(Fraction(1), 10 * max(abs(left), abs(right))) / (2 * 10**6) if rounded else 0
     return abs(left - right) <= tolerance
 
 

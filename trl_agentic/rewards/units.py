@@ -16,6 +16,7 @@ _DEFINITIONS = {
     "yd yard": "0.9144 m",
     "mi mile": "1609.344 m",
     "nmi": "1852 m",
+    "Å angstrom ångström ångstrom": "1e-10 m",
     "ly light-year lightyear": "1 ly",
     "ha hectare": "10000 m2",
     "acre ac": "4046.8564224 m2",
@@ -57,10 +58,18 @@ _DEFINITIONS = {
     "V volt": "1 V",
     "A ampere amp": "1 A",
     "ohm Ω": "1 ohm",
+    "C coulomb": "1 C",
+    "F farad": "1 F",
+    "T tesla": "1 T",
+    "Wb weber": "1 Wb",
     "Hz hertz": "1 Hz",
     "mol mole": "1 mol",
-    "B byte": "1 B",
+    "B byte": "8 bit",
     "bit": "1 bit",
+    "kb Kb": "1000 bit",
+    "Mb": "1000000 bit",
+    "Gb": "1000000000 bit",
+    "Tb": "1000000000000 bit",
     "dB decibel": "1 dB",
     "° deg degree": "1 °",
     "arcmin arcminute": "1/60 °",
@@ -68,7 +77,7 @@ _DEFINITIONS = {
     "rad radian": "1 rad",
     "°C celsius": "1 °C",
     "°F fahrenheit": "1 °F",
-    "kelvin": "1 K",
+    "K kelvin": "1 K",
     "$ US$ USD dollar": "1 USD",
     "¢ cent": "0.01 USD",
     "€ EUR euro": "1 EUR",
@@ -84,7 +93,7 @@ _DEFINITIONS = {
 }
 _PREFIXED = frozenset(
     (
-        "m g l L t s N Pa J cal Wh eV W V A Hz mol B bit "
+        "m g l L t s N Pa J cal Wh eV W V A ohm Ω C F T Wb K Hz mol B bit "
         "meter gram liter tonne second newton pascal joule calorie watt-hour watt volt ampere hertz byte"
     ).split()
 )
@@ -115,6 +124,8 @@ _PREFIXES = {
 _AMBIGUOUS = {
     re.compile("pounds?", re.IGNORECASE): ("lb", "GBP"),
     re.compile("[¥￥]"): ("JPY", "CNY"),
+    re.compile("^C$"): ("coulomb", "celsius"),
+    re.compile("^F$"): ("farad", "fahrenheit"),
     re.compile("^'$"): ("ft", "arcmin"),
     re.compile('^"$'): ("in", "arcsec"),
 }
