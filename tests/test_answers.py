@@ -264,3 +264,9 @@ def test_many_threads_share_the_comparing_process():
     for thread in threads:
         thread.join(60)
     assert verdicts == {n: n % 2 == 0 for n in range(100, 108)}
+
+
+@given(st.text(alphabet="()[]{}, =:'\"\\±<>*ABxa12Kor", max_size=12))
+def test_an_answer_of_any_shape_can_be_compared_and_equals_itself_behind_a_word(text):
+    assert answer_f1(text, "x or y") <= 1
+    assert answer_exact_match(f"Rome {text}", f"Rome {text}") == 1

@@ -32,7 +32,7 @@ _CONFIRMATION = re.compile(
 )
 _EMPHASIS = re.compile(r"(?<!\w)(\*{1,3})(?!\*)(.+?)\1(?!\w)")
 _STARTS_MATHEMATICAL = re.compile(r"[-+$(\[\\√\d]|\w\s*[\^=<>+]")
-_VALUE_LABEL = re.compile(r"(?:^|[,;\n]|\band\b)\s*(?:\(([A-Za-z])\)|([A-Za-z])\s*[:)])\s*(?=\S)")
+_VALUE_LABEL = re.compile(r"(?:^|[,;\n]|\band\b)\s*(?:\(([A-Za-z])\)|([A-Za-z])\s*[:)])\s*(?=[^\s,;])")
 _COLON_LABEL = re.compile(r"[A-Za-z]\s*:")
 
 
@@ -54,7 +54,9 @@ def same_choice(prediction: str, answer: str) -> bool | None:
     """
     letters, text = read_choice(answer)
     chosen = _chosen(prediction) if letters else frozenset()
-    return None if not letters or (text and not chosen) else chosen == letters
+    if not letters or (text and not chosen):
+        return None
+    return chosen == letters or plain_latex(prediction) == plain_latex(answer)
 
 
 def read_choice(answer: str) -> tuple[frozenset[str], str]:

@@ -19,7 +19,7 @@ _OPERATION = re.compile(r"\d|[\w)}\]!]\s*[\^=<>≤≥≠+*]\s*[-\w({\[]|^-\s*[^\
 # Formulas of letters alone: one or two letters a name, as in ab; N/A is a name, and so are co-op and to/do
 _LETTERS = re.compile(r"(?!N/A$)(?:(?![^\W\d_]{3}|\d).)+", re.DOTALL)
 _LETTER_OPERATION = re.compile(
-    r"[∩∪∧∨¬∈∉⊂⊆⊃⊇∖→⇒⇔∘⊕⊗^_]|\|.+\||[(\[{]\s*\w\s*,\s*\w.*[)\]}]|\w'|(?<!\w)\w!$|^-\s*\w{1,2}(?!\w)"
+    r"[∩∪∧∨¬∈∉⊂⊆⊃⊇∖→⇒⇔∘⊕⊗^_]|\|.+\||[(\[{]\s*\w\s*,\s*\w.*[)\]}]|(?<!\w)\w'+\s*(?:\(|$)|(?<!\w)\w!$|^-\s*\w{1,2}(?!\w)"
     r"|(?<!\w)\w\s*[-/]\s*\w{1,2}(?!\w)|\w\s*[-/]\s*\w(?!\w)|[)\]|]\s*[-/]\s*[\w(\[|]|\w\s*[-/]\s*[(\[|]"
 )
 _CALL = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(sorted(FUNCTIONS))})\s*(?:\(|[a-z]\b)")
@@ -65,8 +65,9 @@ def looks_mathematical(text: str) -> bool:
         return True
     if _COMMAND.search(plain):
         return True
-    if joins_words(plain):
-        return all(map(looks_mathematical, joined_parts(plain)))
+    parts = joined_parts(plain)
+    if len(parts) > 1 and joins_words(plain):
+        return all(map(looks_mathematical, parts))
     if _LETTERS.fullmatch(plain) and _LETTER_OPERATION.search(plain):
         return True
     if any(word.lower() not in FUNCTIONS for word in _WORD.findall(plain)):
@@ -79,7 +80,7 @@ def math_equal(prediction: str, answer: str) -> bool:
     Whether two mathematical answers are equal.
 
     Quantities are compared exactly, see [`same_quantity`]. Formulas are compared symbolically by math-verify, in a
-    process of its own: a comparison that takes longer than five seconds, or too much memory, counts as unequal, in
+    process of its own: a comparison that takes longer than two seconds, or too much memory, counts as unequal, in
     whatever thread it is asked for.
 
     Args:
