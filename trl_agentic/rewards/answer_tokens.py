@@ -24,6 +24,7 @@ _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     (re.compile(r"(?<=\d)\s*:\s*(?=\d)"), ":"),
     (re.compile(r"(?<=\s)&(?=\s)"), "and"),
     (re.compile(r"(?<=[^\W\d_])\++(?!\w)"), lambda found: " plus" * len(found[0])),  # C++ is not C
+    (re.compile(r"(?<=\b[a-z])-(?!\w)"), " minus"),  # a grade
     (re.compile(r"(?<=[^\W\d_])[#♯](?!\w)"), " sharp"),
     (re.compile(r"(?<=[^\W\d_])♭(?!\w)"), " flat"),
 ]
