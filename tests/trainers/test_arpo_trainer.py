@@ -374,6 +374,17 @@ def test_a_resumed_run_does_its_steps_again_and_keeps_each_once(tmp_path):
     assert steps == [0] * 8 + [1] * 8 + [2] * 8
 
 
+def test_a_merge_that_fails_costs_neither_the_run_nor_its_rollouts(tmp_path, monkeypatch, caplog):
+    def on_a_full_disk():
+        raise OSError("No space left on device")
+
+    ours = trainer(tmp_path, max_steps=1)
+    monkeypatch.setattr(ours.trajectory_writer, "compact", on_a_full_disk)
+    ours.train()
+    assert ours.state.global_step == 1 and "could not be merged and stay in parts" in caplog.text
+    assert read_trajectories(tmp_path).num_rows == 8
+
+
 def test_branching_draws_depend_on_seed_and_step_alone(tmp_path):
     ours = trainer(tmp_path, initial_rollouts=2, branch_gate="stochastic")
     draws = [[ours.branch_policy().rng.random() for _ in range(3)] for _ in range(2)]

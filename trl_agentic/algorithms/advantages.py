@@ -91,6 +91,7 @@ def shared_prefix_mean(
     contains = _contains(shared_lengths, num_tokens)  # (G, G, T)
     if scored is not None:
         contains = contains & scored[:, None, None] & scored[:, None]
+        advantages = advantages.masked_fill(~scored, 0.0)
     return _mean(advantages, contains)
 
 

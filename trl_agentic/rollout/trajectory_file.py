@@ -89,13 +89,14 @@ class TrajectoryWriter:
             step (`int`):
                 First generation step that will be done again.
         """
+        if self._rank == 0:
+            self._rewind_merged(step)  # first, as it may refuse
         for part in self._parts.glob("part-*.parquet"):
             if _step(part.name) >= step:
                 part.unlink(missing_ok=True)
         unfinished = [*self._parts.glob(".part-*")]  # a killed process could not clear them away
         if self._rank == 0:
             unfinished += self.path.parent.glob(f".{FILE_NAME}.*")
-            self._rewind_merged(step)
         for path in unfinished:
             path.unlink(missing_ok=True)
         self._written.clear()

@@ -186,6 +186,8 @@ class APPOTrainer(AgenticTrainer):
 
     def _rounding_noise(self, rows: dict, logps: torch.Tensor, sampled: torch.Tensor) -> dict[str, float]:
         """How far `log ρ` spreads by rounding alone: a micro-batch read again, where equal numbers round otherwise."""
+        if not getattr(self.model.config.get_text_config(), "rope_parameters", None):
+            return {}  # absolute positions: a shift would be another input
         size = self.args.per_device_train_batch_size
         again, _ = self._read({name: values[:size] for name, values in rows.items()}, shift=1)
         noise = (again - logps[:size])[sampled[:size]]

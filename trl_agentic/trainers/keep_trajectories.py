@@ -50,7 +50,10 @@ class KeepTrajectories(TrainerCallback):
         accelerator = self.trainer.accelerator
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            self.trainer.trajectory_writer.compact()
+            try:
+                self.trainer.trajectory_writer.compact()
+            except OSError as error:  # such as a full disk: what was trained has still to be saved
+                logger.warning(f"The rollouts could not be merged and stay in parts, which can be read: {error}")
         accelerator.wait_for_everyone()  # another call of `train` forgets parts
 
 
