@@ -71,6 +71,17 @@ def test_the_engine_gets_what_trls_merge_in_place_would_give_it(kind):
     assert ours.pushed.keys() - {"lm_head.weight"} == names
 
 
+def test_tokens_that_are_trained_alone_reach_the_embedding_of_the_engine():
+    generation = adapted(trainable_token_indices=[5, 6])
+    before = generation.model.get_input_embeddings().weight.detach().clone()
+    torch.manual_seed(1)
+    move(generation.model)
+    WeightSync(generation).push()
+    changed = (generation.pushed["model.embed_tokens.weight"] != before).any(dim=1)
+    assert changed.nonzero().flatten().tolist() == [5, 6]
+    assert not any("token_adapter" in name for name in generation.pushed)
+
+
 def test_after_100_syncs_a_bfloat16_base_is_bit_equal_and_the_engine_has_base_plus_delta():
     generation = adapted(torch.bfloat16)
     model, sync = generation.model, WeightSync(generation)

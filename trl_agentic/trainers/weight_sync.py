@@ -57,7 +57,7 @@ class WeightSync:
 
     def _name(self, name: str) -> str:
         name = name.removeprefix("base_model.model.")
-        return self._generation._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default."])
+        return self._generation._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default.", "token_adapter."])
 
     def _whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """All of a parameter, on the device: gathered where it is sharded, itself elsewhere."""
