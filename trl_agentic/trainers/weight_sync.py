@@ -57,7 +57,8 @@ class WeightSync:
 
     def _name(self, name: str) -> str:
         name = name.removeprefix("base_model.model.")
-        return self._generation._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default.", "token_adapter."])
+        wrappers = ["modules_to_save.default.", "token_adapter."]
+        return self._generation._fix_param_name_to_vllm(name, extra_prefixes=wrappers)
 
     def _whole(self, parameter: torch.Tensor) -> torch.Tensor:
         """All of a parameter, on the device: gathered where it is sharded, itself elsewhere."""
