@@ -63,6 +63,7 @@ def test_raised_and_lowered_signs_are_no_digits_of_the_number_before_them(markup
         ("old<sup>[<a href=/w>citation needed</a>]</sup>", "old"),
         ("Havana<sup>3</sup> is old.<sup>12</sup> Or<sup>1,2</sup>", "Havana[3] is old.[12] Or^(1,2)"),
         ("<sup>3</sup> A note", "[3] A note"),
+        ('Fig.<a href="#f3">3</a>, Eq.<a href="#eq2">2</a>, Table<a href="#t1">1</a>', "Fig.3, Eq.2, Table1"),
         ('see section <a href="#s5">5</a> of <a href="/5">5</a>', "see section 5 of 5"),
     ],
 )
@@ -192,9 +193,10 @@ def test_a_block_is_a_notice_by_whole_words_of_its_name(container, stays):
     assert beside_an_article(f"<{container}><div>Answer.</div></{container.split()[0]}>") == ["Answer."] * stays
 
 
-def test_what_holds_most_of_a_page_is_no_notice():
-    text = text_of(f"<div class='widget comments'>{ARTICLE}<div>Plain answer.</div></div><div>x</div>")
-    assert "Plain answer." in text
+@pytest.mark.parametrize("name", ["recommended", "login", "promotion"])
+def test_what_holds_most_of_a_page_is_no_notice(name):
+    within = f"<div class={name}>{ARTICLE}<div>Plain answer.</div>{ARTICLE}</div>"
+    assert "Plain answer." in text_of(f"<article>{ARTICLE}{within}</article>")
 
 
 def test_a_page_that_hides_itself_until_its_scripts_run_is_read():

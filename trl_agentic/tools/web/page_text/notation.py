@@ -10,6 +10,7 @@ _LONGEST_SCRIPT = 40  # characters; what is longer is small print, or was never 
 _BRACKETED = re.compile(r"[\[(【].+[\])】]", re.DOTALL)
 _MARK = re.compile(r"\[?\d{1,3}\]?|[*†‡§]+")
 _TEXT_END = re.compile(r"""[\w.,;:!?)"'”’»]$""")
+_NOTE_TARGET = re.compile(r"#.*(?:note|cite|fn|ref)", re.IGNORECASE)
 _NUMBERS = re.compile(r"\d{1,3}(?:\s?[,;–-]\s?\d{1,3})*")
 _WORD_END = re.compile(r"""[^\W\d_]{4,}$|[.,;:!?"'”’»]$""")  # most units and variables are shorter
 _POWERED = re.compile(
@@ -58,7 +59,7 @@ def write_scripts(tree: HtmlElement) -> None:
             The page, changed in place.
     """
     for link in list(tree.iter("a")):
-        if "#" in link.get("href", "") and _MARK.fullmatch(_plain(link)) and _TEXT_END.search(_text_before(link)):
+        if _is_note(link) and _MARK.fullmatch(_plain(link)) and _TEXT_END.search(_text_before(link)):
             _become_text(link, "")
     for lowered in list(tree.iter("sub")):
         raised = lowered.getprevious()
@@ -72,6 +73,13 @@ def write_scripts(tree: HtmlElement) -> None:
             script.tag = "span"
         else:
             _become_text(script, _lowered(script, text) if script.tag == "sub" else _raised(script, text))
+
+
+def _is_note(link: HtmlElement) -> bool:
+    """Whether a link is the mark of a note, and no number of a figure: by target, brackets, or as it is raised."""
+    target, text = link.get("href", ""), _plain(link)
+    is_raised = next(link.iter("sup"), None) is not None or next(link.iterancestors("sup"), None) is not None
+    return "#" in target and (is_raised or not text.isdigit() or _NOTE_TARGET.search(target) is not None)
 
 
 def _raised(script: HtmlElement, text: str) -> str:
